@@ -10,8 +10,10 @@ use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::devices::args::{DEVICES_ABOUT, DEVICES_EXAMPLES, DevicesArgs};
+use crate::doctor::{DOCTOR_ABOUT, DOCTOR_EXAMPLES, DoctorArgs};
 use crate::inspect::args::{INSPECT_ABOUT, INSPECT_EXAMPLES, InspectArgs};
 use crate::output::ReportFormat;
+use crate::plan::args::{PLAN_ABOUT, PLAN_EXAMPLES, PlanArgs};
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]
@@ -28,6 +30,12 @@ pub(crate) enum Command {
     /// Map real memory for a device, check it, and measure how fast that is.
     #[command(long_about = MAP_ABOUT, after_help = MAP_EXAMPLES)]
     Map(MapArgs),
+    /// Say what mapping will cost and whether it will fail, without mapping.
+    #[command(long_about = PLAN_ABOUT, after_help = PLAN_EXAMPLES)]
+    Plan(PlanArgs),
+    /// Say what of this machine makes mapping fail or slow, with the commands.
+    #[command(long_about = DOCTOR_ABOUT, after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
     /// List PCI devices, and say what a program needs to use each.
     #[command(long_about = DEVICES_ABOUT, after_help = DEVICES_EXAMPLES)]
     Devices(DevicesArgs),

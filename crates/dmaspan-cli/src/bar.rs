@@ -7,8 +7,8 @@ use dmaspan::{DmaSpace, Iova, IovaRange, Limits, Prot, RangeError};
 use dmaspan_linux::PinnerStats;
 use dmaspan_linux::vfio::{self, DeviceError, Requests};
 
+use crate::map_plan::BarPlan;
 use crate::measure::since;
-use crate::plan::BarPlan;
 use crate::real_iommu::RealIommu;
 use crate::report::{BarFigures, Both, By, Figures, RealDevice, Report, Row, Times};
 use crate::run::RunError;

@@ -1,7 +1,7 @@
 //! The program `dmaspan` maps real memory for a device, measures and verifies.
 //!
 //! ```text
-//! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json,
+//! args ─► map_plan ─► run ──► measure (a row for each kind of memory) ──► report (table, json,
 //!           ▲                 ├─ soft_iommu: container, tables, a device      page, metrics)
 //!           │                 │  behind them
 //!           │                 ├─ real_iommu: a device whose memory the kernel maps
@@ -11,6 +11,8 @@
 //!                             └─ hold: hugetlb pages, given back however the process ends
 //!           └──────► bar (a device's registers, mapped by real_iommu) ──► the same report
 //! args ──► inspect (IO page tables in a dump) ──► its own table, json, page, metrics
+//! args ──► plan (a layout or a process, planned on paper) ──► its own table, json, metrics
+//! args ──► doctor (what of the machine makes mapping fail or slow) ──► its own list, json
 //! args ──► devices (PCI functions, and what using them takes) ──► its own table, json
 //! ```
 //!
@@ -20,8 +22,10 @@ mod args;
 mod bar;
 mod bus;
 mod devices;
+mod doctor;
 mod html;
 mod inspect;
+mod map_plan;
 mod measure;
 mod metrics;
 mod output;
@@ -50,18 +54,22 @@ use dmaspan_cli::{hold, json};
 
 use args::{Args, Command, MapArgs};
 use devices::args::DevicesArgs;
+use doctor::DoctorArgs;
 use inspect::Failed;
 use inspect::args::InspectArgs;
+use map_plan::PlannedRun;
 use output::{ReportFormat, write_whole};
-use plan::Planned;
+use plan::args::PlanArgs;
 use report::Report;
 
 /// The commands, in the order of the help.
-const COMMANDS: [&str; 3] = ["map", "devices", "inspect"];
+const COMMANDS: [&str; 5] = ["map", "plan", "doctor", "devices", "inspect"];
 
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command: Command::Map(args) }) => map(&args),
+        Ok(Args { command: Command::Plan(args) }) => plan(&args),
+        Ok(Args { command: Command::Doctor(args) }) => doctor(&args),
         Ok(Args { command: Command::Devices(args) }) => devices(&args),
         Ok(Args { command: Command::Inspect(args) }) => inspect(&args),
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
@@ -71,9 +79,9 @@ fn main() -> ExitCode {
 
 /// `dmaspan map`.
 fn map(args: &MapArgs) -> ExitCode {
-    let report = match Planned::new(args, &Machine::read()) {
-        Ok(Planned::Memory(plan)) => run::run(&plan, &Progress::on_stderr()),
-        Ok(Planned::Bar(plan)) => bar::run(&plan, &Progress::on_stderr()),
+    let report = match PlannedRun::new(args, &Machine::read()) {
+        Ok(PlannedRun::Memory(plan)) => run::run(&plan, &Progress::on_stderr()),
+        Ok(PlannedRun::Bar(plan)) => bar::run(&plan, &Progress::on_stderr()),
         Err(error) => return fail(WRONG_USAGE, &error.to_string()),
     };
     match report {
@@ -102,6 +110,28 @@ fn inspect(args: &InspectArgs) -> ExitCode {
             Err(why) => fail(FAILED, &why),
         },
     }
+}
+
+/// `dmaspan plan`.
+fn plan(args: &PlanArgs) -> ExitCode {
+    match plan::run(args) {
+        Ok((text, fits)) => {
+            let done = if fits { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+            let failed = match &args.output {
+                Some(path) => write_whole(path, &text).err().map(|why| fail(FAILED, &why)),
+                None => print_text(args.format.as_text(), &text),
+            };
+            failed.unwrap_or(done)
+        }
+        Err(error) => fail(WRONG_USAGE, &error.to_string()),
+    }
+}
+
+/// `dmaspan doctor`.
+fn doctor(args: &DoctorArgs) -> ExitCode {
+    let (text, is_right) = doctor::run(args);
+    let done = if is_right { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+    print_text(args.format, &text).unwrap_or(done)
 }
 
 /// `dmaspan devices`.

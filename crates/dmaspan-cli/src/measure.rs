@@ -12,8 +12,8 @@ use dmaspan::{Iova, IovaRange, Span, UserRange};
 use dmaspan_linux::pagemap::{self, PagemapError};
 use dmaspan_linux::{FrameAddress, FrameSource, Lookup, Memory, MemoryKind, PinnerStats};
 
+use crate::map_plan::MapPlan;
 use crate::pinned::Witness;
-use crate::plan::Plan;
 use crate::report::{Both, By, Figures};
 use dmaspan_cli::hold::HeldPages;
 use dmaspan_cli::progress::Progress;
@@ -91,7 +91,7 @@ pub(crate) struct FirstRun {
 ///
 /// [`RowError`]; nothing stays allocated, pinned or mapped.
 pub(crate) fn row<B: Backend>(
-    plan: &Plan,
+    plan: &MapPlan,
     kind: MemoryKind,
     granule: u64,
     open: impl FnOnce() -> Result<B, RowError>,

@@ -8,9 +8,9 @@ use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{FrameAddress, FrameMode, FrameSource, LinuxPinner, MemoryKind, PinMethod};
 
 use crate::args::{BackendArg, Granule};
+use crate::map_plan::MapPlan;
 use crate::measure::{self, Real, RowError, Soft};
 use crate::pinned::Witness;
-use crate::plan::Plan;
 use crate::real_iommu::RealIommu;
 use crate::report::{Figures, Iommu, RealDevice, Report, Row};
 use dmaspan_cli::left_over;
@@ -26,7 +26,7 @@ pub(crate) type RunError = Box<dyn Error>;
 ///
 /// [`RunError`] where nothing can be pinned or mapped here. What goes wrong with one kind of memory
 /// is in the report.
-pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, RunError> {
+pub(crate) fn run(plan: &MapPlan, progress: &Progress) -> Result<Report, RunError> {
     match plan.backend {
         BackendArg::Soft => match LinuxPinner::<PhysAddr>::new() {
             Ok(pinner) => Ok(soft(plan, &pinner, None, progress)),
@@ -52,7 +52,7 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, RunError> 
 
 /// Measures with a software IOMMU. `pinner` is not mapped by: each row has its own.
 fn soft<A: FrameAddress>(
-    plan: &Plan,
+    plan: &MapPlan,
     pinner: &LinuxPinner<A>,
     why_virtual: Option<NoFrames>,
     progress: &Progress,
@@ -79,7 +79,7 @@ fn soft<A: FrameAddress>(
 
 /// Measures with the kernel's IOMMU.
 fn real<A: FrameAddress>(
-    plan: &Plan,
+    plan: &MapPlan,
     iommu: &RealIommu,
     frames: &FrameSource<A>,
     why_virtual: Option<NoFrames>,
@@ -102,7 +102,7 @@ fn real<A: FrameAddress>(
 
 /// Adds a row for each kind of memory to a report.
 fn rows(
-    plan: &Plan,
+    plan: &MapPlan,
     mut report: Report,
     progress: &Progress,
     row: impl Fn(MemoryKind) -> Result<(Figures, u64), RowError>,
@@ -134,7 +134,7 @@ impl RealDevice {
 }
 
 /// A report of memory, without rows.
-fn empty_report<A: FrameAddress>(plan: &Plan, backend: &'static str, granule: u64) -> Report {
+fn empty_report<A: FrameAddress>(plan: &MapPlan, backend: &'static str, granule: u64) -> Report {
     let frames = match A::MODE {
         FrameMode::Physical => "physical",
         FrameMode::Virtual => "virtual",

@@ -97,6 +97,11 @@ pub fn push_wrapped(text: &mut String, label: &str, words: &str) {
     push_words(text, label, indent, unbroken(words));
 }
 
+/// Adds `words` after `label`, broken into lines that begin below the end of the label.
+pub fn push_hanging(text: &mut String, label: &str, words: &str) {
+    push_words(text, label, &" ".repeat(label.chars().count()), unbroken(words));
+}
+
 /// Adds words after `label`, in lines that are not too wide, all but the first of which begin with
 /// `indent`.
 pub fn push_words<W: AsRef<str>>(

@@ -81,6 +81,7 @@ pub mod framemap;
 pub mod hugetlb;
 mod list;
 mod log;
+pub mod machine;
 pub mod mem;
 pub mod pagemap;
 pub mod pci;

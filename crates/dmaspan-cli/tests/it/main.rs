@@ -3,6 +3,7 @@
 mod cli;
 mod devices;
 mod inspect;
+mod plan;
 #[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
 mod turn;
 mod words;

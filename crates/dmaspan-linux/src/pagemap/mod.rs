@@ -216,6 +216,45 @@ impl Pagemap {
     }
 }
 
+/// Finds where memory of another process is, now: the kernel may move what nothing pins.
+#[derive(Debug)]
+pub struct ProcessFrames(Pagemap);
+
+impl ProcessFrames {
+    /// The frames of a process, by its number.
+    ///
+    /// # Errors
+    ///
+    /// [`NoFrames`] where the process may not be looked at, or frames are hidden from this one.
+    pub fn of(pid: u32) -> Result<Self, NoFrames> {
+        let unreadable = |error: std::io::Error| NoFrames::Unreadable { errno: os::errno(&error) };
+        let own = Pagemap::open()?;
+        let file = File::open(format!("/proc/{pid}/pagemap")).map_err(unreadable)?;
+        Ok(Self(Pagemap { file, ..own }))
+    }
+
+    /// Pushes the spans of `range`, an address range of that process, in order, each maximal: by
+    /// hugetlb pages of `hugetlb` bytes, or by the huge leaves that the kernel finds.
+    ///
+    /// # Errors
+    ///
+    /// [`PagemapError`], which is [`NotPresent`](PagemapError::NotPresent) for memory that the
+    /// process has not touched, or `Stopped` by the sink. Some spans may have been pushed.
+    pub fn spans(
+        &self,
+        range: UserRange,
+        hugetlb: Option<u64>,
+        sink: &mut dyn SpanSink<PhysAddr>,
+    ) -> Result<(), PinError<PagemapError>> {
+        let leaves = match (hugetlb, self.0.no_scan) {
+            (Some(size), _) => walk::Leaves::Everywhere(size),
+            (None, None) => walk::Leaves::Scan(os::thp_size()),
+            (None, Some(_)) => walk::Leaves::None,
+        };
+        Walk::new(&self.0.file, range, leaves, &mut Scratch::default()).run(sink)
+    }
+}
+
 impl<A: FrameAddress> FrameSource<A> {
     /// A source of such addresses.
     ///

@@ -12,6 +12,7 @@ mod fixed;
 mod fixed_copy;
 #[cfg(feature = "log")]
 mod logged;
+mod machine;
 mod plan;
 #[path = "../turn/mod.rs"]
 mod turn;

@@ -99,7 +99,8 @@ fn cgroup(layout: &PaperLayout) -> Option<PlanFinding> {
     // Hugetlb pages have a controller of their own.
     let is_counted =
         |region: &&PaperRegion| !matches!(region.backing, Backing::Registers | Backing::Hugetlb);
-    let needed = layout.regions.iter().filter(is_counted).map(PaperRegion::len);
+    let absent = |region: &PaperRegion| region.len().saturating_sub(region.resident);
+    let needed = layout.regions.iter().filter(is_counted).map(absent);
     let needed = needed.fold(0, u64::saturating_add);
     let left = layout.limits.cgroup_left.filter(|left| needed > *left)?;
     Some(PlanFinding::Cgroup { needed, left })

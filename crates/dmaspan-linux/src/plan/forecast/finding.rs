@@ -311,7 +311,7 @@ fn small_pages(backing: Backing, leaves: u64, best: u64, ratio: f64) -> Vec<Mend
     let hugetlb = |path: &str| {
         Mend::new(
             format!(
-                "use hugetlb pages: `-object memory-backend-{path},share=on,prealloc=on` after \
+                "use hugetlb pages: `-object memory-backend-{path},prealloc=on` after \
                  `echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`"
             ),
             fewer.clone(),

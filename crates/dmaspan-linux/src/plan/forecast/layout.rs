@@ -44,6 +44,8 @@ pub struct PaperRegion {
     pub pages: RegionPages,
     /// Where it is, in the order of its addresses; `None` where nobody knows.
     pub spans: Option<Vec<Span<PhysAddr>>>,
+    /// How many of its bytes are in memory already.
+    pub resident: u64,
     /// The NUMA node that it shall be on.
     pub node: Option<u32>,
 }

@@ -23,6 +23,7 @@
 //!     backing: Backing::Hugetlb,
 //!     pages: RegionPages::Of(1 << 30),
 //!     spans: None,
+//!     resident: 0,
 //!     node: None,
 //! };
 //! // QEMU's q35 with 8 GiB: 2 GiB of them below 4 GiB, the rest above.
@@ -68,6 +69,8 @@ pub use layout::{
     VersionError,
 };
 pub use tally::LeafCount;
+
+use std::collections::BTreeMap;
 
 use dmaspan::{IovaRange, Label, UserRange};
 
@@ -231,6 +234,16 @@ impl Forecast {
             best_table_bytes: 0,
             cost: MapCost::of(layout.regions.iter(), layout.kernel),
         }
+    }
+
+    /// How many leaves of each size there are.
+    pub fn leaves(&self) -> BTreeMap<u64, u64> {
+        let mut all = BTreeMap::new();
+        for leaf in self.maps.iter().flat_map(|map| &map.leaves) {
+            let count: &mut u64 = all.entry(leaf.size).or_default();
+            *count = count.saturating_add(leaf.count);
+        }
+        all
     }
 
     /// The worst of all findings.

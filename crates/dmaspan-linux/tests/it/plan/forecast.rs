@@ -22,6 +22,7 @@ fn paper(name: &str, user: u64, iova: Option<u64>, len: u64, page: u64) -> Paper
         backing: if page < M2 { Backing::Base } else { Backing::Hugetlb },
         pages: RegionPages::Of(page),
         spans: None,
+        resident: 0,
         node: None,
     }
 }

@@ -12,9 +12,9 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 
 /// What `dmaspan map` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Planned {
+pub(crate) enum PlannedRun {
     /// Maps memory.
-    Memory(Plan),
+    Memory(MapPlan),
     /// Maps registers.
     Bar(BarPlan),
 }
@@ -32,7 +32,7 @@ pub(crate) struct BarPlan {
 
 /// How memory is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct MapPlan {
     /// Bytes of each kind of memory.
     pub(crate) bytes: u64,
     /// What maps.
@@ -132,7 +132,7 @@ fn or_base(bytes: u64, what: &str) -> &'static str {
     if fits && what.ends_with("memory") { ", or use `--memory base`" } else { "" }
 }
 
-impl Planned {
+impl PlannedRun {
     /// What `args` ask for on `machine`.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Planned {
     /// [`UsageError`] where that cannot be done.
     pub(crate) fn new(args: &MapArgs, machine: &Machine) -> Result<Self, UsageError> {
         match (args.bar, args.backend) {
-            (None, _) => Plan::new(args, machine).map(Self::Memory),
+            (None, _) => MapPlan::new(args, machine).map(Self::Memory),
             (Some(_), BackendArg::Soft) => Err(UsageError::BarOfNone),
             (Some(index), BackendArg::Real(backend, bdf)) => {
                 Ok(Self::Bar(BarPlan { backend, bdf, index, runs: args.runs }))
@@ -149,7 +149,7 @@ impl Planned {
     }
 }
 
-impl Plan {
+impl MapPlan {
     /// What `args` ask for on `machine`, without a BAR.
     ///
     /// # Errors
@@ -296,8 +296,8 @@ mod tests {
         );
     }
 
-    fn plan(size: Option<u64>, kinds: &[MemoryKind], gib: u64) -> Result<Plan, UsageError> {
-        Plan::new(&args(size, kinds, Granule::K4), &Machine::with_available(gib * GIB))
+    fn plan(size: Option<u64>, kinds: &[MemoryKind], gib: u64) -> Result<MapPlan, UsageError> {
+        MapPlan::new(&args(size, kinds, Granule::K4), &Machine::with_available(gib * GIB))
     }
 
     #[test]
@@ -312,27 +312,29 @@ mod tests {
     #[test]
     fn a_process_that_may_pin_little_gets_less_and_is_told() {
         let machine = Machine::with_available(GIB * 8).with_lockable(8 << 20);
-        let planned = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
+        let planned =
+            MapPlan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
         assert_eq!(planned.bytes, 4 << 20);
         assert!(planned.notes[0].contains("may pin only 8 MiB"), "{:?}", planned.notes);
         // A user who asks for more is told by the kernel, which knows what is pinned already.
         let asked = args(Some(GIB), &[MemoryKind::Base], Granule::K4);
-        assert_eq!(Plan::new(&asked, &machine).unwrap().bytes, GIB);
+        assert_eq!(MapPlan::new(&asked, &machine).unwrap().bytes, GIB);
     }
 
     #[test]
     fn a_process_that_may_pin_less_than_a_page_is_told_the_limit_that_would_do() {
         let machine = Machine::with_available(GIB * 8).with_lockable(64 << 10);
-        let planned = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
+        let planned =
+            MapPlan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
         assert_eq!(planned.bytes, 32 << 10);
         let all = args(None, &[MemoryKind::Base, MemoryKind::Hugetlb2M], Granule::K4);
-        let error = Plan::new(&all, &machine).unwrap_err().to_string();
+        let error = MapPlan::new(&all, &machine).unwrap_err().to_string();
         for part in ["only 64 KiB", "hugetlb memory has 2 MiB", "`ulimit -l 4096`", "memory base`"]
         {
             assert!(error.contains(part), "{error}");
         }
         let none = Machine::with_available(GIB * 8).with_lockable(4096);
-        let error = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &none).unwrap_err();
+        let error = MapPlan::new(&args(None, &[MemoryKind::Base], Granule::K4), &none).unwrap_err();
         assert!(error.to_string().contains("`ulimit -l 8`"), "{error}");
     }
 
@@ -342,7 +344,7 @@ mod tests {
         assert!(error.to_string().contains("multiple of 2 MiB, the page size of hugetlb memory"));
         assert!(plan(Some(3 << 20), &[MemoryKind::Base], 8).is_ok());
         let wanted = args(Some(4096 * 17), &[MemoryKind::Base], Granule::K64);
-        let error = Plan::new(&wanted, &Machine::with_available(GIB)).unwrap_err();
+        let error = MapPlan::new(&wanted, &Machine::with_available(GIB)).unwrap_err();
         assert!(
             error.to_string().contains("multiple of 64 KiB, the page size of the page tables"),
             "{error}"
@@ -363,10 +365,10 @@ mod tests {
         let machine = Machine::with_available(8 * GIB);
         let real = BackendArg::Real(Backend::Vfio, "00:05.0".parse().unwrap());
         let mut asked = MapArgs { backend: real, ..args(None, &[MemoryKind::Base], Granule::K4) };
-        let error = Plan::new(&asked, &machine).unwrap_err();
+        let error = MapPlan::new(&asked, &machine).unwrap_err();
         assert!(error.to_string().contains("leave --granule out"), "{error}");
         asked.granule = None;
-        let planned = Plan::new(&asked, &machine).unwrap();
+        let planned = MapPlan::new(&asked, &machine).unwrap();
         assert!(matches!(planned.backend, BackendArg::Real(Backend::Vfio, _)));
     }
 
@@ -376,12 +378,12 @@ mod tests {
         let bdf = "00:05.0".parse().unwrap();
         let memory = args(None, &[MemoryKind::Base], Granule::K4);
         let mut asked = MapArgs { bar: Some(2), granule: None, ..memory };
-        assert_eq!(Planned::new(&asked, &machine), Err(UsageError::BarOfNone));
+        assert_eq!(PlannedRun::new(&asked, &machine), Err(UsageError::BarOfNone));
         asked.backend = BackendArg::Real(Backend::Iommufd, bdf);
         let planned = BarPlan { backend: Backend::Iommufd, bdf, index: 2, runs: 3 };
-        assert_eq!(Planned::new(&asked, &machine), Ok(Planned::Bar(planned)));
+        assert_eq!(PlannedRun::new(&asked, &machine), Ok(PlannedRun::Bar(planned)));
         asked.bar = None;
-        assert!(matches!(Planned::new(&asked, &machine), Ok(Planned::Memory(_))));
+        assert!(matches!(PlannedRun::new(&asked, &machine), Ok(PlannedRun::Memory(_))));
     }
 
     #[test]

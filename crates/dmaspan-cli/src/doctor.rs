@@ -1,0 +1,89 @@
+//! `dmaspan doctor` says what of the machine makes mapping fail or slow.
+
+use std::path::PathBuf;
+
+use dmaspan_linux::machine::{MachineCheck, MachineFiles};
+use serde::Serialize;
+
+use dmaspan_cli::json;
+use dmaspan_cli::options::OutputFormat;
+use dmaspan_cli::text::{Marks, push_hanging};
+
+pub(crate) const DOCTOR_ABOUT: &str = "\
+Say what of this machine makes mapping fail or slow.
+
+The program looks at transparent huge pages, the pools of hugetlb pages by NUMA
+node, the limit of locked memory and the memory cgroup of this process, the
+IOMMU, VFIO and the kernel's version. A line is right or has the command that
+changes it, which you run yourself, as root: this program changes nothing.
+
+With --format json the report is one object with checks, each of which has name,
+right, text and change.";
+
+pub(crate) const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  dmaspan doctor                             what to change
+  dmaspan doctor --format json               a report for scripts
+
+Exit codes: 0 all is right; 1 something is not; 2 wrong usage.";
+
+/// How to print it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// How to print: table or json
+    #[arg(long, default_value = "table", hide_possible_values = true)]
+    pub(crate) format: OutputFormat,
+
+    /// A folder with the sys and proc of another machine
+    #[arg(long, hide = true, default_value = "/")]
+    pub(crate) root: PathBuf,
+}
+
+/// All that is printed for programs. Its names are a contract.
+#[derive(Debug, Serialize)]
+struct DoctorReport {
+    checks: Vec<CheckRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct CheckRow {
+    name: &'static str,
+    right: bool,
+    text: String,
+    change: Option<String>,
+}
+
+/// The report as it is printed, and whether all is right.
+pub(crate) fn run(args: &DoctorArgs) -> (String, bool) {
+    let checks = MachineFiles::at(&args.root).checks();
+    let is_right = checks.iter().all(|check| check.is_right);
+    let text = match args.format {
+        OutputFormat::Table => list(&checks, Marks::of_stdout()),
+        OutputFormat::Json => {
+            let row = |check: MachineCheck| {
+                let MachineCheck { name, is_right: right, text, change, .. } = check;
+                CheckRow { name, right, text, change }
+            };
+            json::render(&DoctorReport { checks: checks.into_iter().map(row).collect() })
+        }
+    };
+    (text, is_right)
+}
+
+fn list(checks: &[MachineCheck], marks: Marks) -> String {
+    let mut text = String::new();
+    for check in checks {
+        let (plain, marked) = match check.is_right {
+            true => (Marks::Plain.right(), marks.right()),
+            false => (Marks::Plain.wrong(), marks.wrong()),
+        };
+        let mut lines = String::new();
+        push_hanging(&mut lines, &format!("{plain} "), &check.text);
+        // Colours do not count as columns.
+        text.push_str(&lines.replacen(plain, marked, 1));
+        if let Some(change) = &check.change {
+            push_hanging(&mut text, "  ", change);
+        }
+    }
+    text
+}

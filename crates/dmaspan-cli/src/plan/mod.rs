@@ -1,0 +1,91 @@
+//! `dmaspan plan` says what mapping a layout will cost, and whether it will fail.
+
+pub(crate) mod args;
+mod layout_file;
+mod metrics;
+mod page;
+mod process;
+mod report;
+mod table;
+
+use dmaspan_linux::machine::{MachineFiles, ProcessError};
+use dmaspan_linux::plan::PlanError;
+use dmaspan_linux::plan::forecast::{Forecast, PaperLayout, PaperLimits, PlanSeverity};
+
+use crate::output::ReportFormat;
+use args::PlanArgs;
+use dmaspan_cli::json;
+use dmaspan_cli::text::Marks;
+use layout_file::LayoutError;
+use report::PlanReport;
+
+/// A layout that was not planned.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanRunError {
+    /// It was not read.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The device has no IOMMU that is known.
+    #[error(transparent)]
+    Device(#[from] dmaspan_linux::machine::DeviceIommuError),
+    /// The process was not looked at.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The process has nothing that a device would be given.
+    #[error("{0}")]
+    Nothing(String),
+    /// It was not planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// What is planned.
+struct Source {
+    /// What people call it.
+    title: String,
+    layout: PaperLayout,
+    /// What should be known of it.
+    notes: Vec<String>,
+}
+
+/// The report as it is printed, and whether mapping would do.
+///
+/// # Errors
+///
+/// [`PlanRunError`] where there is nothing to plan.
+pub(crate) fn run(args: &PlanArgs) -> Result<(String, bool), PlanRunError> {
+    let Source { title, layout, notes } = source(args)?;
+    let forecast = Forecast::new(&layout)?;
+    let marks = if args.output.is_some() { Marks::Plain } else { Marks::of_stdout() };
+    let text = match args.format {
+        ReportFormat::Table => table::render(&title, &layout, &forecast, &notes, marks),
+        ReportFormat::Json => json::render(&PlanReport::new(&title, &layout, &forecast, &notes)),
+        ReportFormat::Html => page::render(&title, &layout, &forecast, &notes),
+        ReportFormat::Prometheus => metrics::render(&title, &layout, &forecast),
+    };
+    Ok((text, forecast.verdict() < PlanSeverity::Fails))
+}
+
+/// What the options name.
+fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
+    let mut source = match (&args.layout, args.pid) {
+        (Some(path), _) => {
+            let layout = layout_file::read(path)?;
+            Source { title: path.display().to_string(), layout, notes: Vec::new() }
+        }
+        (None, pid) => process::source(pid.unwrap_or(0), args)?,
+    };
+    let layout = &mut source.layout;
+    if let Some(iommu) = &args.iommu {
+        layout.iommu = iommu.clone();
+    }
+    if let Some(bdf) = args.device {
+        layout.iommu = MachineFiles::at(&args.root).iommu_of(bdf)?;
+    }
+    if let Some(locked_by) = args.interface {
+        layout.limits.locked_by = locked_by;
+        layout.limits.mappings = PaperLimits::unlimited(locked_by).mappings;
+    }
+    layout.kernel = args.kernel.or(layout.kernel);
+    Ok(source)
+}

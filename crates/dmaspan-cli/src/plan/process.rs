@@ -1,0 +1,188 @@
+//! A process that runs, as a layout.
+
+use dmaspan_linux::machine::{
+    DeviceFiles, MachineFiles, NotTaken, ProcessChoice, ProcessLimits, ProcessMemory, ProcessRange,
+};
+use dmaspan_linux::plan::forecast::{
+    IommuModel, PaperIommu, PaperLayout, PaperLimits, PaperRegion,
+};
+use dmaspan_linux::vfio::LockedBy;
+
+use super::args::PlanArgs;
+use super::{PlanRunError, Source};
+use dmaspan_cli::progress::Progress;
+use dmaspan_cli::size::ByteSize;
+
+/// What a process has, and what should be known of it.
+///
+/// # Errors
+///
+/// [`PlanRunError`] where there is no such process, it may not be looked at, or it has nothing that
+/// a device would be given.
+pub(super) fn source(pid: u32, args: &PlanArgs) -> Result<Source, PlanRunError> {
+    let machine = MachineFiles::at(&args.root);
+    let allowed = machine.limits_of(pid)?;
+    let choice = match (&args.region[..], &args.name[..]) {
+        ([], []) => ProcessChoice::Large,
+        ([], names) => ProcessChoice::Names(names.to_vec()),
+        (ranges, _) => ProcessChoice::Ranges(ranges.to_vec()),
+    };
+    let memory = read(&machine, pid, &choice)?;
+    if memory.regions.is_empty() {
+        return Err(PlanRunError::Nothing(nothing(pid, &choice, &memory)));
+    }
+    let mut notes = taken(&memory);
+    let files = machine.device_files_of(pid).ok();
+    let (iommu, of) = iommu(&machine, files.as_ref());
+    if args.iommu.is_none() && args.device.is_none() {
+        notes.push(of);
+    }
+    let limits = limits(&allowed, files.as_ref(), &memory.regions, &mut notes);
+    let layout = PaperLayout {
+        regions: memory.regions,
+        iommu,
+        limits,
+        kernel: machine.kernel(),
+        devices: files.map_or(1, |files| files.devices.max(1)),
+        has_viommu: false,
+    };
+    Ok(Source { title: format!("process {pid}"), layout, notes })
+}
+
+/// Reads the memory, with a bar that shows how far it is.
+fn read(
+    machine: &MachineFiles,
+    pid: u32,
+    choice: &ProcessChoice,
+) -> Result<ProcessMemory, PlanRunError> {
+    let progress = Progress::on_stderr();
+    let mut seen = 0;
+    let mut show = |now: u64, all: u64| {
+        if seen == 0 {
+            progress.begin(format!("looking up the frames of process {pid}"), all);
+        }
+        progress.advance(now.saturating_sub(seen));
+        seen = now;
+    };
+    let memory = machine.memory_of(pid, choice, &mut show);
+    progress.clear();
+    Ok(memory?)
+}
+
+/// Why there is nothing to plan, and what to do.
+fn nothing(pid: u32, choice: &ProcessChoice, memory: &ProcessMemory) -> String {
+    let count = memory.ranges.len();
+    match choice {
+        ProcessChoice::Large => format!(
+            "process {pid} has no memory that looks like a guest's (hugetlb, a file in memory of \
+             2 MiB, private memory of 32 MiB) in its {count} ranges: name it by --region or --name"
+        ),
+        ProcessChoice::Ranges(_) => format!(
+            "process {pid} has no memory in these ranges that it may read and write: \
+             /proc/{pid}/maps lists all"
+        ),
+        ProcessChoice::Names(names) => format!(
+            "process {pid} has no memory of a file named `{}` that it may read and write: \
+             /proc/{pid}/maps lists all",
+            names.join("`, `")
+        ),
+    }
+}
+
+/// What was taken, and what was left out and why.
+fn taken(memory: &ProcessMemory) -> Vec<String> {
+    let bytes = |range: &ProcessRange| range.user.len_less_one().saturating_add(1);
+    let all = memory.regions.iter().map(PaperRegion::len).fold(0, u64::saturating_add);
+    let mut notes = vec![format!(
+        "taken as memory for devices: {} ranges, {}",
+        memory.regions.len(),
+        ByteSize::new(all)
+    )];
+    let reasons =
+        [NotTaken::Small, NotTaken::Access, NotTaken::Registers, NotTaken::NotAsked].into_iter();
+    for why in reasons {
+        let ranges: Vec<_> =
+            memory.ranges.iter().filter(|range| range.left_out == Some(why)).collect();
+        let Some(largest) = ranges.iter().max_by_key(|range| bytes(range)) else { continue };
+        let sum = ranges.iter().map(|range| bytes(range)).fold(0, u64::saturating_add);
+        let name = if largest.name.is_empty() { "private memory" } else { &largest.name };
+        notes.push(format!(
+            "left out as {}: {} ranges, {}; the largest is {name} at {:#x}",
+            why.words(),
+            ranges.len(),
+            ByteSize::new(sum),
+            largest.user.start().get()
+        ));
+    }
+    match memory.no_frames {
+        Some(why) => notes.push(format!("spans are not known, only page sizes: {why}")),
+        None => notes.push(
+            "spans are those of this moment: the kernel may move what nothing pins".to_owned(),
+        ),
+    }
+    if memory.untouched > 0 {
+        notes.push(format!(
+            "{} were not touched yet, and where they will be is not known",
+            ByteSize::new(memory.untouched)
+        ));
+    }
+    notes
+}
+
+/// The IOMMU of the process's devices, else the usual one of this architecture; and which it is.
+fn iommu(machine: &MachineFiles, files: Option<&DeviceFiles>) -> (PaperIommu, String) {
+    let groups = files.map_or(&[][..], |files| &files.groups);
+    let device = groups.iter().find_map(|group| machine.device_of_group(*group));
+    if let Some((bdf, Ok(iommu))) = device.map(|bdf| (bdf, machine.iommu_of(bdf))) {
+        return (iommu, format!("the IOMMU is that of {bdf}, a device of the process"));
+    }
+    let kind = match std::env::consts::ARCH {
+        "aarch64" => IommuModel::SmmuV3,
+        "riscv64" => IommuModel::Riscv,
+        _ => IommuModel::Vtd,
+    };
+    let note = format!("the IOMMU is assumed to be {kind}: name it by --device or --iommu");
+    (PaperIommu::new(kind), note)
+}
+
+/// What the process may still pin. What it has pinned of the same memory is inferred.
+fn limits(
+    allowed: &ProcessLimits,
+    files: Option<&DeviceFiles>,
+    regions: &[PaperRegion],
+    notes: &mut Vec<String>,
+) -> PaperLimits {
+    let uses_iommufd = files.is_some_and(|files| files.iommufds > 0);
+    let locked_by = if uses_iommufd { LockedBy::User } else { LockedBy::Process };
+    let (name, counted) = match locked_by {
+        LockedBy::Process => ("VmLck", allowed.locked),
+        LockedBy::User => ("VmPin", allowed.pinned),
+    };
+    let all = regions.iter().map(PaperRegion::len).fold(0, u64::saturating_add);
+    let has_devices = files.is_some_and(|files| files.containers + files.iommufds > 0);
+    let mapped = if has_devices { counted.min(all) } else { 0 };
+    match files {
+        Some(files) if has_devices => notes.push(format!(
+            "the process has open: {} containers of VFIO, {} files of iommufd, {} devices",
+            files.containers, files.iommufds, files.devices
+        )),
+        Some(_) => notes.push("the process has neither VFIO nor iommufd open".to_owned()),
+        None => notes.push(
+            "which devices the process has open is not known: run this as root or as its user"
+                .to_owned(),
+        ),
+    }
+    if mapped > 0 {
+        notes.push(format!(
+            "inferred: {} of this memory are mapped already, since {name} has {}",
+            ByteSize::new(mapped),
+            ByteSize::new(counted)
+        ));
+    }
+    PaperLimits {
+        memlock: allowed.memlock,
+        locked: counted - mapped,
+        cgroup_left: allowed.cgroup_left,
+        ..PaperLimits::unlimited(locked_by)
+    }
+}

@@ -1,0 +1,162 @@
+//! What a process may pin and use.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{MachineFiles, field, kib_field};
+use crate::os;
+
+/// What the kernel allows a process, and what it has of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessLimits {
+    /// `RLIMIT_MEMLOCK` in bytes; `None` where nothing limits the process, as with
+    /// `CAP_IPC_LOCK`.
+    pub memlock: Option<u64>,
+    /// Whether it has `CAP_IPC_LOCK`.
+    pub has_ipc_lock: bool,
+    /// The bytes that it has locked, those that VFIO type 1 pinned among them (`VmLck`).
+    pub locked: u64,
+    /// The bytes that iommufd and io_uring pinned for it (`VmPin`).
+    pub pinned: u64,
+    /// The bytes that the limits of its memory cgroup leave; `None` where nothing limits it.
+    pub cgroup_left: Option<u64>,
+    /// The file that has the tightest of those limits.
+    pub cgroup_file: Option<PathBuf>,
+}
+
+/// The reason why a process cannot be looked at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessError {
+    /// There is none of that number.
+    #[error(
+        "there is no process {pid}: it has ended, or it is in a container whose numbers are \
+         others; `pgrep -f NAME` on the host lists processes"
+    )]
+    Gone {
+        /// Its number.
+        pid: u32,
+    },
+    /// It is somebody else's.
+    #[error(
+        "{file} of process {pid} may not be read ({why}): it runs as another user or in a \
+         container; run this as root or as that user"
+    )]
+    NotPermitted {
+        /// Its number.
+        pid: u32,
+        /// The file in its folder of `/proc`.
+        file: &'static str,
+        /// What the system says.
+        why: String,
+    },
+}
+
+impl ProcessError {
+    pub(crate) fn new(pid: u32, file: &'static str, error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            // A process that ends while its files are read.
+            Some(libc::ESRCH | libc::ENOENT) => Self::Gone { pid },
+            _ => Self::NotPermitted { pid, file, why: os::words(os::errno(error)) },
+        }
+    }
+}
+
+/// `CAP_IPC_LOCK` (include/uapi/linux/capability.h): no limit of locked memory.
+const CAP_IPC_LOCK: u32 = 14;
+
+impl MachineFiles {
+    /// What a process may pin and use, and what it has pinned.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcessError`] where there is none, or its files may not be read.
+    pub fn limits_of(&self, pid: u32) -> Result<ProcessLimits, ProcessError> {
+        let folder = Path::new("proc").join(pid.to_string());
+        let read = |name: &'static str| {
+            self.read(folder.join(name)).map_err(|error| ProcessError::new(pid, name, &error))
+        };
+        let (status, limits) = (read("status")?, read("limits")?);
+        let capabilities =
+            field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let has_ipc_lock = capabilities.is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0);
+        let limit = field(&limits, "Max locked memory").and_then(|line| {
+            let soft = line.split_whitespace().next()?;
+            soft.parse().ok()
+        });
+        let cgroups = read("cgroup").unwrap_or_default();
+        let left = self.cgroup_left(&cgroups);
+        Ok(ProcessLimits {
+            memlock: limit.filter(|_| !has_ipc_lock),
+            has_ipc_lock,
+            locked: kib_field(&status, "VmLck:").unwrap_or(0),
+            pinned: kib_field(&status, "VmPin:").unwrap_or(0),
+            cgroup_left: left.as_ref().map(|(left, _)| *left),
+            cgroup_file: left.map(|(_, file)| file),
+        })
+    }
+
+    /// What the limits of a process's cgroup and of those around it leave, in bytes, and the file
+    /// of the tightest; `None` where nothing limits it. Below the root are the cgroups of version
+    /// 2, and in its folder `memory` those of version 1: machines that have both limit memory by
+    /// version 1 alone.
+    ///
+    /// The kernel ends a process that exceeds them, without an error to catch.
+    fn cgroup_left(&self, cgroups: &str) -> Option<(u64, PathBuf)> {
+        let root = Path::new("sys/fs/cgroup");
+        let of_line = |line: &str| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, own) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+            let (root, files) = match controllers {
+                "" => (root.to_owned(), &V2),
+                _ if controllers.split(',').any(|name| name == "memory") => {
+                    (root.join("memory"), &V1)
+                }
+                _ => return None,
+            };
+            // A container may see its own cgroup as the root, and the path as its host names it.
+            let own = root.join(own);
+            let around = own.ancestors().take_while(|dir| dir.starts_with(&root));
+            around.filter_map(|dir| self.left_in(dir, files)).min()
+        };
+        cgroups.lines().filter_map(of_line).min()
+    }
+
+    fn left_in(&self, dir: &Path, files: &CgroupFiles) -> Option<(u64, PathBuf)> {
+        let file = dir.join(files.limit);
+        let limit = self.number(&file)?;
+        let used = self.number(dir.join(files.used)).unwrap_or(0);
+        let stat = self.text(dir.join("memory.stat")).unwrap_or_default();
+        let counter = |name: &&str| field(&stat, name)?.parse::<u64>().ok();
+        let cached = files.cached.iter().filter_map(counter).fold(0, u64::saturating_add);
+        let is_limit = limit < NO_LIMIT;
+        let left = limit.saturating_sub(used.saturating_sub(cached));
+        is_limit.then(|| (left, self.path(file)))
+    }
+}
+
+/// No machine has so much memory: version 1 of cgroups writes a number above where nothing limits.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// What a version of cgroups calls a limit of memory and what counts against it.
+struct CgroupFiles {
+    limit: &'static str,
+    used: &'static str,
+    /// Of `memory.stat`, the cached files, which are counted and go when memory is needed.
+    cached: [&'static str; 2],
+}
+
+/// Version 2 (Documentation/admin-guide/cgroup-v2.rst, "Memory").
+const V2: CgroupFiles = CgroupFiles {
+    limit: "memory.max",
+    used: "memory.current",
+    cached: ["inactive_file ", "active_file "],
+};
+
+/// Version 1 (Documentation/admin-guide/cgroup-v1/memory.rst).
+const V1: CgroupFiles = CgroupFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: ["total_inactive_file ", "total_active_file "],
+};

@@ -1,0 +1,134 @@
+use super::*;
+use crate::pci::Bdf;
+use crate::pci::fake::Machine;
+use crate::plan::forecast::IommuModel;
+
+const LIMITS: &str = "Max processes  1 1 processes\n\
+                      Max locked memory         8388608              8388608              bytes\n";
+
+fn files(machine: &Machine) -> MachineFiles {
+    MachineFiles::at(machine.root())
+}
+
+fn process(capabilities: &str) -> Machine {
+    let fake = Machine::new();
+    let status = format!("Name:\tqemu\nVmLck:\t    2048 kB\nVmPin:\t      4 kB\n{capabilities}\n");
+    fake.file("proc/7/status", &status).file("proc/7/limits", LIMITS);
+    fake
+}
+
+#[test]
+fn limits_of_a_process_are_those_of_its_files() {
+    let fake = process("CapEff:\t0000000000000000");
+    let limits = files(&fake).limits_of(7).unwrap();
+    assert_eq!((limits.memlock, limits.has_ipc_lock), (Some(8 << 20), false));
+    assert_eq!((limits.locked, limits.pinned, limits.cgroup_left), (2 << 20, 4096, None));
+    let fake = process("CapEff:\t0000000000004000");
+    let limits = files(&fake).limits_of(7).unwrap();
+    assert_eq!((limits.memlock, limits.has_ipc_lock), (None, true));
+    let gone = files(&fake).limits_of(8).unwrap_err();
+    assert_eq!(gone, ProcessError::Gone { pid: 8 });
+    let own = MachineFiles::new().limits_of(std::process::id()).unwrap();
+    assert!(own.memlock.is_none_or(|limit| limit > 0));
+}
+
+#[test]
+fn the_tightest_cgroup_counts_without_its_cached_files() {
+    let fake = process("CapEff:\t0");
+    let left = |cgroups: &str| {
+        fake.file("proc/7/cgroup", cgroups);
+        let limits = files(&fake).limits_of(7).unwrap();
+        limits.cgroup_left.map(|left| (left, limits.cgroup_file.unwrap()))
+    };
+    let root = files(&fake).path("sys/fs/cgroup");
+    fake.file("sys/fs/cgroup/a/b/memory.max", "max\n")
+        .file("sys/fs/cgroup/a/memory.max", "1000\n")
+        .file("sys/fs/cgroup/a/memory.current", "700\n")
+        .file("sys/fs/cgroup/a/memory.stat", "anon 300\ninactive_file 100\nactive_file 300\n");
+    assert_eq!(left("1:cpu:/x\n0::/a/b\n"), Some((700, root.join("a/memory.max"))));
+    assert_eq!(left("0::/c\n"), None);
+    assert_eq!(left(""), None);
+    let v1 = |file: &str| format!("sys/fs/cgroup/memory/{file}");
+    let stat = "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 200\n";
+    fake.file(&v1("a/b/memory.limit_in_bytes"), "9223372036854771712\n")
+        .file(&v1("a/memory.limit_in_bytes"), "900\n")
+        .file(&v1("a/memory.usage_in_bytes"), "700\n")
+        .file(&v1("a/memory.stat"), stat);
+    let of_a = Some((500, root.join("memory/a/memory.limit_in_bytes")));
+    assert_eq!(left("4:cpu,memory:/a/b\n1:cpu:/x\n0::/\n"), of_a);
+    assert_eq!(left("4:memory:/a/b\n0::/a/b\n"), of_a);
+    // The host's path of a container that sees its own cgroup as the root.
+    fake.file(&v1("memory.limit_in_bytes"), "300\n");
+    assert_eq!(left("4:memory:/docker/x\n").unwrap().0, 300);
+}
+
+#[test]
+fn the_iommu_of_a_device_is_read_from_its_registers_and_reserved_regions() {
+    let fake = Machine::new();
+    let bdf: Bdf = "0000:00:05.0".parse().unwrap();
+    let device = "sys/bus/pci/devices/0000:00:05.0";
+    let error = files(&fake).iommu_of(bdf).unwrap_err();
+    assert_eq!(error, DeviceIommuError::NoDevice { bdf });
+    fake.file(&format!("{device}/vendor"), "0x8086\n");
+    let error = files(&fake).iommu_of(bdf).unwrap_err();
+    assert_eq!(error, DeviceIommuError::NoIommu { bdf });
+    // 39 bits by SAGAW (bit 9), MGAW 38 (bits 16 to 21), 2 MiB (bit 34).
+    let cap = format!("{:x}\n", 1_u64 << 9 | 38 << 16 | 1 << 34);
+    let regions = "0x00000000000a0000 0x00000000000bffff direct-relaxable\n\
+                   0x00000000fee00000 0x00000000feefffff msi\n";
+    fake.file("sys/class/iommu/dmar0/intel-iommu/cap", &cap)
+        .link(&format!("{device}/iommu"), "sys/class/iommu/dmar0")
+        .file(&format!("{device}/iommu_group/reserved_regions"), regions);
+    let iommu = files(&fake).iommu_of(bdf).unwrap();
+    assert_eq!((iommu.kind, iommu.address_bits), (Some(IommuModel::Vtd), 39));
+    assert_eq!(iommu.page_sizes, 1 << 12 | 1 << 21);
+    assert_eq!(iommu.reserved.len(), 1);
+    let last = iommu.limits(None).apertures.last().map(|aperture| aperture.last().get());
+    assert_eq!(last, Some((1 << 39) - 1));
+}
+
+#[test]
+fn each_check_that_is_wrong_has_a_command_and_is_right_when_that_was_followed() {
+    let own = format!("proc/{}", std::process::id());
+    let fake = Machine::new();
+    let thp = "sys/kernel/mm/transparent_hugepage";
+    let pool = "sys/devices/system/node/node1/hugepages/hugepages-2048kB";
+    fake.remove("sys/class/iommu/dmar0")
+        .file(&format!("{thp}/enabled"), "always madvise [never]\n")
+        .file(&format!("{thp}/shmem_enabled"), "always within_size advise [never] deny force\n")
+        .file(&format!("{pool}/nr_hugepages"), "0\n")
+        .file(&format!("{pool}/free_hugepages"), "0\n")
+        .file("sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages", "0")
+        .file("sys/devices/system/node/node1/hugepages/hugepages-1048576kB/free_hugepages", "0")
+        .file("proc/meminfo", "MemAvailable:    16777216 kB\n")
+        .file(&format!("{own}/status"), "CapEff:\t0\n")
+        .file(&format!("{own}/limits"), LIMITS)
+        .file(&format!("{own}/cgroup"), "0::/vm\n")
+        .file("sys/fs/cgroup/vm/memory.max", "1073741824\n")
+        .file("sys/firmware/acpi/tables/DMAR", "")
+        .file("proc/sys/kernel/osrelease", "6.12.3-amd64\n");
+    let checks = files(&fake).checks();
+    let names: Vec<_> = checks.iter().map(|check| check.name).collect();
+    let expected = ["thp", "thp-shmem", "hugetlb", "memlock", "cgroup", "iommu", "vfio", "kernel"];
+    assert_eq!(names, expected);
+    for check in &checks {
+        assert!(!check.is_right && check.change.is_some(), "{check}");
+    }
+    let text: Vec<String> = checks.iter().map(ToString::to_string).collect();
+    let more = "`echo 512 | tee /sys/bus/node/devices/node1/hugepages/*-2048kB/nr_hugepages`";
+    for part in ["`echo madvise > /", more, "of node1: 0", "intel_iommu=on", "6.18 or newer"] {
+        assert!(text.iter().any(|line| line.contains(part)), "{part}: {text:#?}");
+    }
+    fake.file(&format!("{thp}/enabled"), "always [madvise] never\n")
+        .file(&format!("{thp}/shmem_enabled"), "always within_size [advise] never deny force\n")
+        .file(&format!("{pool}/nr_hugepages"), "512\n")
+        .file(&format!("{pool}/free_hugepages"), "512\n")
+        .file(&format!("{own}/limits"), "Max locked memory unlimited unlimited bytes\n")
+        .file("sys/fs/cgroup/vm/memory.max", "max\n")
+        .file("sys/class/iommu/dmar0/x", "")
+        .file("sys/module/vfio_iommu_type1/parameters/dma_entry_limit", "65535\n")
+        .file("proc/sys/kernel/osrelease", "6.18.2-amd64\n");
+    for check in files(&fake).checks() {
+        assert!(check.is_right && check.change.is_none(), "{check}");
+    }
+}

@@ -8,8 +8,7 @@ use alloc::vec::Vec;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use dmaspan::dma::{Device, DeviceConfig, Unmapped};
-use dmaspan::io_pgtable::FrameTables;
+use dmaspan::dma::{Device, DeviceConfig, Trust, Unmapped};
 use dmaspan::iommu::{
     FaultHandler, FaultReport, FaultResponse, RegionKind, ReservedRegion, ReservedRegions,
 };
@@ -18,16 +17,15 @@ use dmaspan::{Direction, Iova, IovaRange, Prot};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::firmware::{DmaRequester, IommuMap};
 use dmaspan_virtio_drivers::{BehindIommu, Hal, VirtioUsage};
-use dtoolkit::fdt::Fdt;
 use lock_api::Mutex;
 use virtio_drivers::transport::pci::PciTransport;
 
 use crate::disk::DiskHal;
 use crate::edu::{self, Edu};
-use crate::firmware::{self, Machine};
-use crate::glue::{Frames, Tables, registers, virtio};
-use crate::iommu::Iommu;
-use crate::memory::Shared;
+use crate::firmware::{Firmware, Machine};
+use crate::glue::{Memory, Tables, virtio};
+use crate::iommu::{Found, Iommu};
+use crate::memory::{Shared, registers};
 use crate::net::NetHal;
 use crate::pci::{Function, Pci};
 use crate::plant::Plants;
@@ -36,6 +34,8 @@ use crate::{HEAP, Result, WORK, cpu, disk, net, nvme};
 /// Pairs of a map and an unmap that a CPU makes while commands of a disk are in flight, before it
 /// looks for their ends.
 const STEP: u64 = 1000;
+/// Bytes for what shares its page with others, and is bounced.
+const SLOTS: u64 = 1 << 20;
 /// Echoes that are answered.
 const ECHOES: u32 = 3;
 const PAGE: u64 = 4096;
@@ -47,7 +47,7 @@ const BLOCK: u16 = 0x1042;
 const NVME: (u8, u8, u8) = (1, 8, 2);
 
 struct Kernel {
-    tables: Tables,
+    memory: Memory,
     plants: Plants,
     iommus: Vec<Iommu>,
     map: IommuMap,
@@ -67,13 +67,9 @@ impl FaultHandler for Loud {
     }
 }
 
-pub(crate) fn run(tree: Fdt<'_>) -> Result<()> {
-    let options = firmware::options(tree);
-    if !options.is_empty() {
-        println!("options: {options}");
-    }
-    let machine = Machine::of_tree(tree, &options);
-    let Machine { ecam, window, iommus } =
+pub(crate) fn run(firmware: &Firmware) -> Result<()> {
+    let machine = firmware.machine();
+    let Machine { ecam, window, address_bits, iommus } =
         machine.map_err(|why| format!("firmware is refused, no device is let at memory: {why}"))?;
     let mut pci = Pci::new(ecam, window);
     let functions = pci.functions()?;
@@ -85,11 +81,11 @@ pub(crate) fn run(tree: Fdt<'_>) -> Result<()> {
         Ok(map) => map,
         Err(why) => return Err(without_dma(&functions, &why.to_string())),
     };
-    let plants = Plants::of(&options);
-    let tables = Arc::new(FrameTables::new(Frames));
+    let plants = Plants::of(&firmware.options());
+    let memory = Memory::new(SLOTS)?;
     let (iommus, streams) = (Vec::new(), Vec::new());
-    let mut kernel = Kernel { tables, plants, iommus, map, pci, functions, streams };
-    kernel.start_iommus()?;
+    let mut kernel = Kernel { memory, plants, iommus, map, pci, functions, streams };
+    kernel.start_iommus(address_bits)?;
     kernel.work()
 }
 
@@ -100,8 +96,7 @@ fn without_dma(functions: &[Function], why: &str) -> Box<dyn core::error::Error>
         else {
             return Err("there is no edu".into());
         };
-        let tables = Arc::new(FrameTables::new(Frames));
-        let page = Shared::new(&tables, 12)?;
+        let page = Shared::new(&Memory::new(SLOTS)?.tables, 12)?;
         page.words()[0].store(7, Ordering::Relaxed);
         Edu(registers(function.bars[0].0, function.bars[0].1))
             .write(page.span().paddr().get(), PAGE)?;
@@ -119,17 +114,22 @@ fn without_dma(functions: &[Function], why: &str) -> Box<dyn core::error::Error>
 }
 
 impl Kernel {
-    fn start_iommus(&mut self) -> Result<()> {
+    fn start_iommus(&mut self, address_bits: u32) -> Result<()> {
         for unit in self.map.units() {
-            let mut base = unit.base;
+            let (kind, mut base, mut capability) = (unit.kind, unit.base, None);
             if let Some((_, id)) = unit.pci {
                 let is_it = |function: &&Function| function.id() == id;
                 let function = self.functions.iter().find(is_it).ok_or("an IOMMU is not on PCI")?;
-                base = function.bars[0].0;
+                if base == 0 {
+                    base = function.bars[0].0;
+                }
+                // The secure device, of AMD's (48882, 3.2), with what is at 0x10.
+                capability = self.pci.capability(function, 0xf, 0x10);
                 self.pci.allow_dma(function);
             }
             let used = HEAP.lock().stats_alloc_actual();
-            let iommu = Iommu::start(unit.kind, base, &self.tables)?;
+            let found = Found { kind, base, address_bits, capability };
+            let iommu = Iommu::start(found, &self.memory)?;
             let takes = (HEAP.lock().stats_alloc_actual() - used) >> 10;
             println!(
                 "IOMMU: {iommu}, registers at {base:#x}, of {takes} KiB; all streams are blocked"
@@ -159,11 +159,12 @@ impl Kernel {
         }
         let wrong = self.plants.stream && name == "edu";
         let stream = found.stream ^ u32::from(wrong);
-        let config = DeviceConfig::bits(bits).named(name);
+        let config =
+            DeviceConfig { trust: Trust::Untrusted, ..DeviceConfig::bits(bits).named(name) };
         let faults = Arc::new(Loud(name));
         let iommu = &self.iommus[found.unit];
         let used = HEAP.lock().stats_alloc_actual();
-        let rest = (&self.tables, &self.plants);
+        let rest = (&self.memory, &self.plants);
         let (device, kept) = iommu.attach(stream, regions, config, faults, rest)?;
         self.streams.push(kept);
         self.pci.allow_dma(function);
@@ -210,8 +211,8 @@ impl Kernel {
         match self.faults()? {
             Handled { reported: 0, unclaimed: 0, .. } => Ok(()),
             Handled { reported, unclaimed, .. } => Err(format!(
-                "{who} was refused {reported} accesses, and others {unclaimed}, by what is mapped \
-                 for it"
+                "{who} did what it may, and the IOMMU refused {reported} of its accesses and \
+                 {unclaimed} of streams that nobody has"
             )
             .into()),
         }
@@ -242,9 +243,10 @@ impl Kernel {
         let mut one = disk::Disk::new(transport)?;
         let function = self.find("NVMe disk", |function| function.class() == NVME)?;
         let device = Arc::new(self.attach(&function, 64, "nvme")?);
-        let mut other = nvme::Disk::new(function.bars[0], Arc::clone(&device), &self.tables)?;
+        let mut other =
+            nvme::Disk::new(function.bars[0], Arc::clone(&device), &self.memory.tables)?;
 
-        let pairs = Arc::new(Pairs::new(device, &self.tables)?);
+        let pairs = Arc::new(Pairs::new(device, &self.memory.tables)?);
         cpu::start_second()?;
         let others = Arc::clone(&pairs);
         *WORK.lock() = Some(Box::new(move || others.run()));
@@ -265,7 +267,8 @@ impl Kernel {
         let function = self.find("edu", |function| function.is(edu::ID.0, edu::ID.1))?;
         let device = self.attach(&function, edu::BITS, "edu")?;
         let edu = Edu(registers(function.bars[0].0, function.bars[0].1));
-        let (from, to) = (Shared::new(&self.tables, 12)?, Shared::new(&self.tables, 13)?);
+        let (from, to) =
+            (Shared::new(&self.memory.tables, 12)?, Shared::new(&self.memory.tables, 13)?);
         let value = |n: usize| 0x1234_0000_5678_0000 + n as u64;
         for (n, word) in from.words().iter().enumerate() {
             word.store(value(n), Ordering::Relaxed);
@@ -297,7 +300,7 @@ impl Kernel {
 
         page[0].store(7, Ordering::Relaxed);
         self.expect_refused(&edu, addr, &page[0], "a page that was unmapped")?;
-        let secret = Shared::new(&self.tables, 12)?;
+        let secret = Shared::new(&self.memory.tables, 12)?;
         secret.words()[0].store(7, Ordering::Relaxed);
         let addr = secret.span().paddr().get();
         self.expect_refused(&edu, addr, &secret.words()[0], "a page of the kernel")?;

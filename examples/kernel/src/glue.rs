@@ -9,14 +9,16 @@ use core::error::Error;
 use core::fmt::Debug;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
 
-use dmaspan::dma::{AnyMemory, Device, DeviceConfig, DmaConfig, DmaDomain, FrameMemory, NoPool};
+use dmaspan::dma::{
+    AnyMemory, Device, DeviceConfig, DmaConfig, DmaDomain, FrameBounce, FrameMemory,
+};
 use dmaspan::io_pgtable::{Format, FrameAlloc, FrameTables, PageTable, TableShape};
 use dmaspan::iommu::{
     Attachment, Domain, FaultHandler, IommuOps, Port, Prepared, Relaxable, Target,
 };
 use dmaspan::platform::Flag;
+use dmaspan::swiotlb::{Pool, PoolConfig};
 use dmaspan::{PhysAddr, Platform, Promise};
-use dmaspan_drivers::MmioRegion;
 use dmaspan_virtio_drivers::VirtioDma;
 
 use crate::cpu;
@@ -72,12 +74,28 @@ impl Platform for Cpus {
 
 pub(crate) type Tables = Arc<FrameTables<Frames>>;
 pub(crate) type IoDomain<F, O> = DmaDomain<F, Tables, O, Cpus, AnyMemory>;
+
+/// What tables, queues and slots of all devices are made of.
+pub(crate) struct Memory {
+    pub(crate) tables: Tables,
+    pool: Arc<Pool<FrameBounce<Frames>, Cpus>>,
+}
+
+impl Memory {
+    /// With slots of so many bytes, for what shares its page with others.
+    pub(crate) fn new(slots: u64) -> Result<Self, Box<dyn Error>> {
+        let slots = FrameBounce::new(Frames, slots, PhysAddr::new(u64::MAX))?;
+        let pool = Arc::new(Pool::new(slots, PoolConfig::new(cpu::COUNT), Cpus)?);
+        Ok(Self { tables: Arc::new(FrameTables::new(Frames)), pool })
+    }
+}
+
 /// A device that reaches what is mapped for it, and what keeps it attached.
 pub(crate) type Attached = (Device, Box<dyn Send + Sync>);
 
 /// Gives a stream a domain of its own.
 pub(crate) fn attach<F, O, P>(
-    tables: &Tables,
+    memory: &Memory,
     (format, ops, port): (F, O, P),
     config: DeviceConfig,
     faults: Arc<dyn FaultHandler>,
@@ -87,21 +105,14 @@ where
     O: IommuOps<Address = PhysAddr> + 'static,
     P: Port<Paging = IoDomain<F, O>> + Debug + 'static,
 {
-    let domain = Domain::new(PageTable::new(format, Arc::clone(tables))?, ops)?;
+    let domain = Domain::new(PageTable::new(format, Arc::clone(&memory.tables))?, ops)?;
     let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(cpu::COUNT), Cpus)?);
     port.reserved_regions().reserve_in(domain.iovas(), Relaxable::Keep)?;
     port.faults().set(Some(faults));
     let stream = Attachment::new(port)?;
     stream.attach(Target::Paging(Prepared::new(Arc::clone(&domain))))?;
-    let device = Device::erased(domain, NoPool, config)?;
-    Ok((device.with_coherent(Arc::new(FrameMemory::new(Arc::new(Frames)))), Box::new(stream)))
-}
-
-/// Where registers are: one to one, too.
-pub(crate) fn registers(at: u64, len: u64) -> MmioRegion {
-    let start = NonNull::new(with_exposed_provenance_mut(at as usize));
-    // SAFETY: the address map has registers there as device memory, for ever.
-    unsafe { MmioRegion::new(start.expect("no registers are at 0"), len) }
+    let device = Device::erased(domain, Arc::clone(&memory.pool), config)?;
+    Ok((device.with_coherent(Arc::new(FrameMemory::new(Frames))), Box::new(stream)))
 }
 
 /// A device, for the drivers of `virtio-drivers`, whose buffers are anywhere in the kernel.

@@ -9,8 +9,8 @@
 //! |---|---|
 //! | `glue.rs`, `iommu.rs` | what a kernel gives dmaspan, to be copied |
 //! | `cpu/` | a machine: entry, address map, console, clock, the second CPU |
-//! | `firmware.rs`, `pci.rs` | what there is |
-//! | `memory.rs` | frames that the kernel's own drivers share with devices |
+//! | `firmware/`, `pci.rs` | what there is |
+//! | `memory.rs` | registers, and frames that the kernel's own drivers share with devices |
 //! | `disk.rs`, `nvme.rs`, `net.rs`, `edu.rs` | devices |
 //! | `checks.rs`, `plant.rs` | what is tried, and what is done wrong on purpose |
 
@@ -26,6 +26,8 @@ macro_rules! println {
 
 mod checks;
 #[cfg_attr(target_arch = "aarch64", path = "cpu/aarch64.rs")]
+#[cfg_attr(target_arch = "riscv64", path = "cpu/riscv64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "cpu/x86_64.rs")]
 mod cpu;
 mod disk;
 mod edu;
@@ -41,13 +43,11 @@ mod plant;
 use alloc::boxed::Box;
 use core::error::Error;
 use core::fmt::{self, Write as _};
-use core::ops::Range;
 use core::panic::PanicInfo;
-use core::ptr::with_exposed_provenance;
 
 use buddy_system_allocator::LockedHeap;
 use dmaspan::platform::Flag;
-use dtoolkit::fdt::Fdt;
+use firmware::Firmware;
 use lock_api::Mutex;
 
 type Result<T> = core::result::Result<T, Box<dyn Error>>;
@@ -62,9 +62,17 @@ static HEAP: LockedHeap<33> = LockedHeap::new();
 static WORK: Mutex<Flag, Option<Box<dyn FnOnce() + Send>>> =
     Mutex::const_new(<Flag as lock_api::RawMutex>::INIT, None);
 
-/// The first CPU begins here, with a device tree at an address.
-fn first(tree: usize) -> ! {
-    match begin(tree) {
+/// The first CPU begins here, with what its machine has.
+fn first<E: fmt::Display>(firmware: core::result::Result<Firmware, E>) -> ! {
+    let ended = match firmware {
+        Ok(firmware) => begin(firmware),
+        Err(why) => {
+            // There is no heap for an error.
+            println!("FAIL: firmware is refused, no device is let at memory: {why}");
+            cpu::off()
+        }
+    };
+    match ended {
         Ok(()) => println!("PASS"),
         Err(why) => println!("FAIL: {why}"),
     }
@@ -79,34 +87,17 @@ fn second() -> ! {
     }
 }
 
-fn begin(tree: usize) -> Result<()> {
-    // SAFETY: the machine puts a tree there, which nobody writes. What it says is checked.
-    let tree = unsafe { Fdt::from_raw(with_exposed_provenance(tree)) };
-    // There is no heap yet.
-    let Ok(tree) = tree.inspect_err(|error| println!("no device tree: {error}")) else {
+fn begin(firmware: Firmware) -> Result<()> {
+    let start = cpu::program_end() as u64;
+    let Some(memory) = firmware.memory(start) else {
+        println!("FAIL: firmware names no memory behind the program");
         cpu::off()
     };
-    let memory = firmware::memory(tree).unwrap_or(0..0);
-    let heap = heap(&memory, tree.data());
-    if heap.is_empty() {
-        println!("the device tree names no memory behind the program");
-        cpu::off()
-    }
-    // SAFETY: it is memory, of which nobody else uses these bytes.
-    unsafe { HEAP.lock().add_to_heap(heap.start, heap.end) };
-    println!(
-        "memory: {:#x} to {:#x}, of which the kernel uses {heap:#x?}",
-        memory.start, memory.end
-    );
-    checks::run(tree)
-}
-
-/// The memory behind the program, up to what the machine put there.
-fn heap(memory: &Range<u64>, tree: &[u8]) -> Range<usize> {
-    let start = cpu::program_end();
-    let end = memory.end.min(cpu::RAM_END) as usize;
-    let tree = tree.as_ptr().addr();
-    start..if tree >= start { end.min(tree) } else { end }
+    let end = memory.end.min(cpu::RAM_END);
+    // SAFETY: it is memory, and the program and firmware's tables are not in it.
+    unsafe { HEAP.lock().add_to_heap(start as usize, end as usize) };
+    println!("memory: {:#x} to {:#x}, the kernel's from {start:#x}", memory.start, memory.end);
+    checks::run(&firmware)
 }
 
 struct Console;

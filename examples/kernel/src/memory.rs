@@ -1,16 +1,25 @@
-//! Frames that the kernel's own drivers share with devices.
+//! Registers, and frames that the kernel's own drivers share with devices.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::AtomicU64;
 
 use dmaspan::dma::{AnyMemory, Device, DmaMemory, Piece};
 use dmaspan::io_pgtable::FrameWords;
 use dmaspan::regbuf::{Buffer, Keep, Segments};
 use dmaspan::{DmaAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan_drivers::MmioRegion;
 
 use crate::Result;
 use crate::glue::{Frames, Tables};
+
+/// Where registers are: one to one, as memory is.
+pub(crate) fn registers(at: u64, len: u64) -> MmioRegion {
+    let start = NonNull::new(with_exposed_provenance_mut(at as usize));
+    // SAFETY: the address map has registers there as device memory, for ever.
+    unsafe { MmioRegion::new(start.expect("no registers are at 0"), len) }
+}
 
 /// Frames, as words: CPUs and devices use them at the same time. A clone is the same ones.
 #[derive(Clone)]

@@ -23,7 +23,7 @@ const FRAME: usize = 1514;
 /// The address of the kernel.
 const ADDRESS: IpAddress = IpAddress::v4(10, 0, 0, 2);
 /// Nanoseconds that somebody has to send what is to be answered.
-const LIMIT: u64 = 60_000_000_000;
+const LIMIT: u64 = 150_000_000_000;
 
 struct Card {
     driver: VirtIONet<NetHal, BehindIommu<PciTransport>, QUEUE>,

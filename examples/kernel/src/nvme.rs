@@ -14,8 +14,8 @@ use dmaspan_nvme::access::{Access, AllocateError, Pause, SharedMemory};
 use dmaspan_nvme::{Controller, IoQueue, Namespace, QueueConfig, Transfer};
 use sha2::{Digest, Sha256};
 
-use crate::glue::{Tables, registers};
-use crate::memory::Shared;
+use crate::glue::Tables;
+use crate::memory::{Shared, registers};
 use crate::{DISK_BYTES, Result, cpu};
 
 /// How a controller is reached.

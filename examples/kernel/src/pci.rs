@@ -6,14 +6,17 @@ use core::fmt;
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 
+use dmaspan_drivers::Mmio as _;
 use virtio_drivers::transport::pci::bus::{
     Cam, Command, DeviceFunction, DeviceFunctionInfo, MmioCam, PciRoot,
 };
 
 use crate::Result;
+use crate::memory::registers;
 
 pub(crate) struct Pci {
     pub(crate) root: PciRoot<MmioCam<'static>>,
+    ecam: u64,
     /// Addresses for BARs that nobody has placed.
     window: Range<u64>,
 }
@@ -57,7 +60,7 @@ impl Pci {
         // SAFETY: firmware names the configuration space, which is mapped as registers for ever and
         // used by this value alone.
         let cam = unsafe { MmioCam::new(start, Cam::Ecam) };
-        Self { root: PciRoot::new(cam), window }
+        Self { root: PciRoot::new(cam), ecam, window }
     }
 
     /// All functions, with their registers in place and their DMA off.
@@ -93,6 +96,14 @@ impl Pci {
             places[usize::from(index)] = (at, size);
         }
         Ok(places)
+    }
+
+    /// The first word of a capability, and the word at an offset in it.
+    pub(crate) fn capability(&self, of: &Function, id: u8, offset: u8) -> Option<(u32, u32)> {
+        let mut all = self.root.capabilities(of.place);
+        let at = all.find(|capability| capability.id == id)?.offset;
+        let space = registers(self.ecam + (u64::from(of.id()) << 12), 0x1000);
+        Some((space.read32(at.into()), space.read32(u64::from(at) + u64::from(offset))))
     }
 
     /// Lets a device at memory: an IOMMU says at which.

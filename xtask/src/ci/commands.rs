@@ -49,6 +49,7 @@ const TESTS: Form = Check("tests");
 /// The crates whose examples `docs/tests/examples.rs` runs.
 const EXAMPLES: [&str; 2] = ["dmaspan", "dmaspan-linux"];
 const GUESTS: Form = Check("guests");
+const KERNEL: Form = Check("kernel");
 const OTHER_CPUS: Form = Check("other CPUs");
 
 const COMMANDS: &[Entry] = &[
@@ -73,6 +74,8 @@ const COMMANDS: &[Entry] = &[
     entry("cargo xtask cross copies", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask cross registers", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask cross guest", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask kernel", KERNEL, KERNEL),
+    entry("cargo xtask kernel aarch64", KERNEL, KERNEL),
     entry("cargo xtask sanitize", Check("sanitizers"), Check("sanitizers")),
     entry("cargo xtask guest --help", AsIs, AsIs),
     entry(

@@ -89,7 +89,9 @@ impl Boot<'_> {
         if !self.command_line.is_empty() {
             qemu.args(["-append", self.command_line]);
         }
-        qemu.stdin(Stdio::from(OwnedFd::from(network))).spawn()
+        // QEMU tells of each fault, beside the console.
+        let said = File::create(self.log.with_extension("qemu.txt"))?;
+        qemu.stdin(Stdio::from(OwnedFd::from(network))).stderr(said).spawn()
     }
 }
 

@@ -148,10 +148,20 @@ const PARTS: [Part; 12] = [
         declares: &[],
         promises: &[("memory.rs", "DmaMemory"), ("nvme.rs", "SharedMemory"), ("nvme.rs", "Access")],
         // The machine, its memory, and what a kernel promises dmaspan.
-        places: &["cpu/", "main.rs", "glue.rs", "iommu.rs", "memory.rs", "pci.rs", "plant.rs"],
+        places: &[
+            "cpu/",
+            "firmware/",
+            "main.rs",
+            "glue.rs",
+            "iommu.rs",
+            "memory.rs",
+            "pci.rs",
+            "plant.rs",
+        ],
         otherwise: "unsafe code of the kernel stands in `cpu/`, where it begins in `main.rs`, in \
                     what it promises dmaspan in `glue.rs`, `iommu.rs`, `memory.rs` and `plant.rs`, \
-                    and where it finds PCI in `pci.rs`; its drivers have none",
+                    and where it finds the machine in `firmware/` and `pci.rs`; its drivers have \
+                    none",
     },
     Part {
         at: "examples/nvme/src/",

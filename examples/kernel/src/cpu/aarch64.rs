@@ -62,7 +62,7 @@ pub(crate) const COUNT: usize = 2;
 pub(crate) const RAM_END: u64 = 0x8000_0000;
 
 extern "C" fn first() -> ! {
-    crate::first(TREE)
+    crate::first(crate::firmware::Firmware::at(TREE))
 }
 
 extern "C" fn other() -> ! {

@@ -8,6 +8,11 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// The example of the book's first page.
+#[cfg(doctest)]
+#[doc = include_str!("src/introduction.md")]
+struct Introduction;
+
 /// The example of how to add a page-table format.
 #[cfg(doctest)]
 #[doc = include_str!("src/adding/format.md")]

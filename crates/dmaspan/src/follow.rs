@@ -81,8 +81,8 @@ pub enum FaultIn {
 ///    stay the user's: neither moved, freed nor given another use. A device may read them and,
 ///    where the leaf permits writes, write them at any time; no code holds a Rust reference to them
 ///    that a device's write would make untrue.
-/// 3. Device memory ([`Kind::Mmio`]) is not pinned. Whoever takes it from its user does that in
-///    this order: look-ups and faults find nothing there any more; every container that may map it
+/// 3. Device memory ([`Kind::Mmio`]) is not pinned. Its owner takes it from the user in this
+///    order: look-ups and faults find nothing there any more; every container that may map it
 ///    has [revoked](crate::Container::revoke) it; it goes.
 ///
 /// The caller of [`unpin`](Self::unpin) promises that no device reaches the frames any more.

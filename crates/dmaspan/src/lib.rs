@@ -57,7 +57,9 @@
 //! The crate has no operating system, no clock, no randomness and no globals but the counters of
 //! what was [leaked]: memory, locks and hardware come through traits. Its unsafe blocks are those
 //! that make tables out of memory ([`Arena`](io_pgtable::Arena),
-//! [`FrameTables`](io_pgtable::FrameTables)). [`FrameAlloc`](io_pgtable::FrameAlloc),
+//! [`FrameTables`](io_pgtable::FrameTables)), and those that read and write memory that devices
+//! write ([`CoherentFrames`](dma::CoherentFrames), [`FrameBounce`](dma::FrameBounce)).
+//! [`FrameAlloc`](io_pgtable::FrameAlloc),
 //! [`TableMemory`](io_pgtable::TableMemory),
 //! [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port), [`DmaMemory`](dma::DmaMemory),
 //! [`FromRegistered`](dma::FromRegistered), [`BouncePool`](dma::BouncePool),

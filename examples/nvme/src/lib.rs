@@ -1,4 +1,7 @@
-//! An NVMe driver over dmaspan, to be read by whoever writes one.
+//! An NVMe driver over dmaspan, for authors of drivers to read and to copy. The [guide] to
+//! user-space drivers leads here.
+//!
+//! [guide]: ../book/guides/driver.html
 //!
 //! It shows how a driver gets along without mapping anything for an I/O. Buffers are registered
 //! with [`dmaspan::regbuf`] and mapped once. A command imports the range that it transfers, which

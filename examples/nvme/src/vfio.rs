@@ -228,9 +228,9 @@ pub struct Shared {
 }
 
 // SAFETY: nobody else has a reference to the memory, which is mapped in one piece until this is
-// dropped, for a device that was opened in the space. Whoever maps another `Memory` there behind
-// the mapper's back makes the driver err, and breaks no memory: the kernel lets a device reach what
-// is mapped for it alone, which are atomic words.
+// dropped, for a device that was opened in the space. A program that maps another `Memory` there
+// behind the mapper's back makes the driver err, and breaks no memory: the kernel lets a device
+// reach what is mapped for it alone, which are atomic words.
 unsafe impl SharedMemory for Shared {
     fn addr(&self) -> DmaAddr {
         self.addr

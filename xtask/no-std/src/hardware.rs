@@ -34,8 +34,8 @@ impl Words {
     }
 }
 
-// SAFETY: 1. The words are the memory at their address, which nobody else was given. 2. Whoever is
-// the hardware here is a CPU.
+// SAFETY: 1. The words are the memory at their address, which nobody else was given. 2. The
+// hardware here is a CPU.
 unsafe impl Structure for Words {
     fn paddr(&self) -> PhysAddr {
         PhysAddr::new(self.address())

@@ -241,7 +241,7 @@ impl SimSpace {
         if !mm.begin_to_go(range) {
             return;
         }
-        // From here on no pin finds the range. Whoever found it before has told its sink, so that a
+        // From here on no pin finds the range. A pin that found it before has told its sink, so a
         // listener knows of all there is to revoke.
         drop(mm);
         let listeners: Vec<Listener> =

@@ -8,7 +8,7 @@
 //!
 //! # Why no reader sees a freed table
 //!
-//! A reader registers, has a fence, and reads. Whoever frees has a fence behind the detaching
+//! A reader registers, has a fence, and reads. A thread that frees has a fence behind the detaching
 //! stores, and looks for readers. Of two such fences one is first. If it is the reader's, the
 //! freeing thread sees the reader. If it is the other, the reader sees the entries without the
 //! links, and comes to no such table.
@@ -48,7 +48,7 @@ pub(super) struct Readers<L> {
     /// Tables that readers of both generations may be in. Each lock is only tried, so that an
     /// interrupt does not wait for what it interrupted.
     places: [Mutex<Flag, Option<L>>; PLACES],
-    /// Tables that only readers of the older generation can be in. Who has the lock moves the
+    /// Tables that only readers of the older generation can be in. The holder of the lock moves the
     /// generations on.
     waiting: Mutex<Flag, Option<L>>,
 }

@@ -54,7 +54,7 @@ pub(crate) enum NoRun {
 
 /// The tables of a [`PageTable`] as hardware has them: it reads them, and marks what it writes.
 ///
-/// It neither owns the tables nor keeps them. Whoever walks by it keeps what hardware keeps: it
+/// It neither owns the tables nor keeps them. A walk by it keeps to what hardware keeps to: it
 /// begins while the tables are there, and ends before an invalidation of what it could meet does.
 pub(crate) struct View<F: Format, M: TableMemory<F::Word>>(PageTable<F, M>);
 

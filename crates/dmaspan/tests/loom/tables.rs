@@ -25,8 +25,8 @@ enum State {
 #[derive(Clone)]
 pub(crate) struct Tables {
     words: Arc<[[AtomicU64; WORDS]]>,
-    /// By table: whoever takes it sees what was done before it was freed. Whoever enters it reads
-    /// this without an order, so that loom tries what else can happen right before.
+    /// By table: a thread that takes it sees what was done before it was freed. A thread that
+    /// enters it reads this without an order, so that loom tries what else can happen right before.
     handed: Arc<[AtomicU64]>,
     /// Of the standard library: one of loom's would put the threads in an order that the tables'
     /// own accesses have to keep.

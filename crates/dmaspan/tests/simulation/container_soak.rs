@@ -3,7 +3,7 @@
 //! nothing is pinned, charged or in quarantine.
 //!
 //! `DMASPAN_SOAK` is the number of operations; without it there are few. The whole of it:
-//! `DMASPAN_SOAK=10000000 cargo test --release -p dmaspan-sim --test it container_soak`.
+//! `DMASPAN_SOAK=10000000 cargo test --release -p dmaspan --test simulation container_soak`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

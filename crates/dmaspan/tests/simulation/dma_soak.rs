@@ -4,7 +4,7 @@
 //! next use, as soon as it is released.
 //!
 //! `DMASPAN_SOAK` is the number of operations; without it there are few. The whole of it:
-//! `DMASPAN_SOAK=10000000 cargo test --release -p dmaspan-sim --test it dma_soak`.
+//! `DMASPAN_SOAK=10000000 cargo test --release -p dmaspan --test simulation dma_soak`.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Bounce pools under four threads that take and release slots and leases of all lengths, while
-//! the pool grows and shrinks and the host refuses now and then. Who has a slot is written beside
-//! it and into it.
+//! the pool grows and shrinks and the host refuses now and then. The holder of a slot is written
+//! beside it and into it.
 //!
 //! `DMASPAN_SOAK` is the number of operations; without it there are few. The whole of it:
-//! `DMASPAN_SOAK=10000000 cargo test --release -p dmaspan-sim --test it pool_soak`.
+//! `DMASPAN_SOAK=10000000 cargo test --release -p dmaspan --test simulation pool_soak`.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ impl Platform for Machine {
     }
 }
 
-/// Words from address 0 on. Who has which slot is beside them.
+/// Words from address 0 on, and beside them the holders of slots.
 struct Host {
     spans: [Span; 1],
     words: Box<[AtomicU64]>,

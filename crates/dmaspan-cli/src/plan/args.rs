@@ -9,6 +9,7 @@ use dmaspan_linux::vfio::LockedBy;
 
 use super::layout_file;
 use crate::output::ReportFormat;
+use dmaspan_cli::size::ByteSize;
 
 pub(crate) const PLAN_ABOUT: &str = "\
 Say what mapping memory for a device will cost and whether it will fail.
@@ -24,6 +25,9 @@ offset, node, access), [[bar]] (name, at, size, host), [iommu] (kind, bits,
 granule, page_sizes, apertures, reserved), [limits] (memlock, locked, mappings,
 mapped, cgroup), and kernel, interface, devices, viommu. docs/layouts has
 examples.
+
+Of a command line of QEMU it takes -m, -machine (q35, pc, virt), -object
+memory-backend-*, -numa, IOMMUs and vfio-pci, and lists all that it ignores.
 
 Of a process it takes what looks like a guest's memory (hugetlb pages, files in
 memory of 2 MiB and more, private memory of 32 MiB and more), with its frames
@@ -44,6 +48,7 @@ Examples:
   dmaspan plan --layout vm.toml --format json
   dmaspan plan --pid 4711 --device 0000:00:05.0
   dmaspan plan --pid 4711 --name pc.ram
+  dmaspan plan --qemu-cmdline - < /proc/4711/cmdline
 
 Exit codes: 0 it fits; 1 it would fail; 2 wrong usage or a bad layout.";
 
@@ -55,6 +60,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "FILE", group = "source")]
     pub(crate) layout: Option<PathBuf>,
 
+    /// A command line of QEMU in a file, - for standard input
+    #[arg(long, value_name = "FILE", group = "source")]
+    pub(crate) qemu_cmdline: Option<PathBuf>,
+
     /// A running process: QEMU, cloud-hypervisor, DPDK
     #[arg(long, value_name = "PID", group = "source")]
     pub(crate) pid: Option<u32>,
@@ -62,13 +71,13 @@ pub(crate) struct PlanArgs {
     /// Only these addresses of the process, like
     /// 0x7f0000000000-0x7f0080000000; may be given often
     #[arg(long, verbatim_doc_comment, value_name = "START-END", value_parser = user_range)]
-    #[arg(conflicts_with_all = ["layout", "name"])]
+    #[arg(conflicts_with_all = ["layout", "qemu_cmdline", "name"])]
     pub(crate) region: Vec<UserRange>,
 
     /// Only memory of the process from files whose name has
     /// this part; may be given often
     #[arg(long, verbatim_doc_comment, value_name = "PART")]
-    #[arg(conflicts_with = "layout")]
+    #[arg(conflicts_with_all = ["layout", "qemu_cmdline"])]
     pub(crate) name: Vec<String>,
 
     /// The IOMMU instead of the layout's: vtd, amd, smmuv3
@@ -84,6 +93,10 @@ pub(crate) struct PlanArgs {
     /// The kernel's interface: type1 or iommufd
     #[arg(long, value_name = "NAME", value_parser = layout_file::interface)]
     pub(crate) interface: Option<LockedBy>,
+
+    /// What may be locked (RLIMIT_MEMLOCK), like 8M
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memlock: Option<ByteSize>,
 
     /// The kernel's version, like 6.18
     #[arg(long, value_name = "VERSION")]

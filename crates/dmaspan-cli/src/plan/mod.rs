@@ -5,6 +5,7 @@ mod layout_file;
 mod metrics;
 mod page;
 mod process;
+mod qemu;
 mod report;
 mod table;
 
@@ -15,8 +16,10 @@ use dmaspan_linux::plan::forecast::{Forecast, PaperLayout, PaperLimits, PlanSeve
 use crate::output::ReportFormat;
 use args::PlanArgs;
 use dmaspan_cli::json;
+use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::Marks;
 use layout_file::LayoutError;
+use qemu::QemuError;
 use report::PlanReport;
 
 /// A layout that was not planned.
@@ -28,6 +31,9 @@ pub(crate) enum PlanRunError {
     /// The device has no IOMMU that is known.
     #[error(transparent)]
     Device(#[from] dmaspan_linux::machine::DeviceIommuError),
+    /// The command line was not read.
+    #[error(transparent)]
+    Qemu(#[from] QemuError),
     /// The process was not looked at.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -68,24 +74,27 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(String, bool), PlanRunError> {
 
 /// What the options name.
 fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
-    let mut source = match (&args.layout, args.pid) {
+    let machine = MachineFiles::at(&args.root);
+    let mut source = match (&args.layout, &args.qemu_cmdline) {
+        (None, Some(path)) => qemu::source(path, &machine)?,
         (Some(path), _) => {
             let layout = layout_file::read(path)?;
             Source { title: path.display().to_string(), layout, notes: Vec::new() }
         }
-        (None, pid) => process::source(pid.unwrap_or(0), args)?,
+        (None, None) => process::source(args.pid.unwrap_or(0), args)?,
     };
     let layout = &mut source.layout;
     if let Some(iommu) = &args.iommu {
         layout.iommu = iommu.clone();
     }
     if let Some(bdf) = args.device {
-        layout.iommu = MachineFiles::at(&args.root).iommu_of(bdf)?;
+        layout.iommu = machine.iommu_of(bdf)?;
     }
     if let Some(locked_by) = args.interface {
         layout.limits.locked_by = locked_by;
         layout.limits.mappings = PaperLimits::unlimited(locked_by).mappings;
     }
+    layout.limits.memlock = args.memlock.map(ByteSize::bytes).or(layout.limits.memlock);
     layout.kernel = args.kernel.or(layout.kernel);
     Ok(source)
 }

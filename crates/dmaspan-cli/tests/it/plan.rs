@@ -176,6 +176,24 @@ fn metrics_are_written_whole_and_each_has_its_type() {
 }
 
 #[test]
+fn a_command_line_of_qemu_is_planned_and_what_it_ignores_is_listed() {
+    let line = "qemu-system-x86_64 -M q35 -m 8G -cpu host -device vfio-pci,host=01:00.0 \
+                -object memory-backend-memfd,id=ram,size=8G,hugetlb=on -smp 4";
+    let file = TempFile::new("qemu", line);
+    let args = ["plan", "--qemu-cmdline", file.path(), "--kernel", "6.18", "--memlock", "4G"];
+    let output = run(&args);
+    let out = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{out}{}", text(&output.stderr));
+    has_at_most_80_columns(&out);
+    let words = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["`-cpu host`, `-smp 4`", "8 GiB would be locked", "01:00.0 are left out"] {
+        assert!(words.contains(part), "{part}: {out}");
+    }
+    let missing = run(&["plan", "--qemu-cmdline", "/nowhere"]);
+    assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
 fn a_page_has_the_verdict_the_findings_and_what_mends_them() {
     let output = run(&["plan", "--layout", &layout("laptop-39-bits.toml"), "--format", "html"]);
     assert_eq!(output.status.code(), Some(1));

@@ -130,7 +130,7 @@ fn manifest(packages: &[Package], root: &str) -> String {
     for line in root.lines() {
         if line.starts_with('[') {
             // One of a package that is not here would be a warning.
-            is_profile = line.starts_with("[profile.") && !line.contains(".package.");
+            is_profile = line.starts_with("[profile.") && !line.contains(".package");
         }
         if is_profile && !line.starts_with('#') {
             let _ = writeln!(text, "{line}");

@@ -83,6 +83,7 @@ fn install() -> Result<PathBuf, String> {
     let what = ["install", "mdbook", "--version", VERSION, "--locked", "--debug", "--quiet"];
     let mut cargo = crate::cargo(&what);
     cargo.args(["--no-default-features", "--features", "search", "--root"]).arg(&tools);
+    cargo.env("CARGO_PROFILE_DEV_DEBUG", "false");
     // A directory of its own, which goes when it is installed.
     crate::run(cargo.env_remove("CARGO_TARGET_DIR"))?;
     Ok(tools.join("bin/mdbook"))

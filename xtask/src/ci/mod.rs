@@ -42,19 +42,20 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 21] = [
+const CHECKS: [Check; 20] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
     quick("book: cargo xtask book", |_| book::check()),
-    quick("tests: cargo test --workspace --exclude dmaspan-qemu", |_| tests()),
+    quick("tests: cargo test --workspace, with those of cargo xtask hw", |_| tests()),
     quick("adopters: the tests of examples/adopters", |_| adopters::check()),
-    quick("hardware: cargo xtask hw", |_| hardware()),
     quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
     quick("kernel: cargo xtask kernel, of which a quick part", booted),
     full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
     quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
-    quick("instructions: cargo bench -p dmaspan --bench erased -- --check", |_| instructions()),
+    quick("instructions: cargo bench -p dmaspan-bench --bench erased -- --check", |_| {
+        instructions()
+    }),
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
     quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
     quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
@@ -155,23 +156,25 @@ fn formatting() -> Checked {
     ])
 }
 
-/// The libraries with their messages by the crate `log`, which a feature turns on.
-const LOGGED: [&str; 8] = [
-    "-p",
-    "dmaspan",
-    "-p",
-    "dmaspan-drivers",
-    "-p",
-    "dmaspan-linux",
-    "--features",
-    "dmaspan/log,dmaspan-drivers/log,dmaspan-linux/log",
-];
+/// Programs all of whose tests are of messages.
+const LOGGED: [&str; 2] = ["logged", "logger"];
+/// Programs with tests of messages in a module `logged`.
+const PARTLY_LOGGED: [&str; 4] = ["amd_vi", "arm_smmu_v3", "riscv", "vtd"];
+
+/// What `command` does with test programs of libraries that send messages by the crate `log`, which
+/// features turn on. As part of the workspace, only what stands on those libraries is built anew.
+fn with_messages(command: &str, programs: &[&str]) -> Command {
+    let features = "dmaspan/log,dmaspan-drivers/log,dmaspan-linux/log";
+    let mut cargo = cargo(&[command, "--workspace", "--features", features]);
+    cargo.args(programs.iter().flat_map(|name| ["--test", name]));
+    cargo
+}
 
 /// Benchmarks are compiled here as well, and the libraries once more with their messages.
 fn lints() -> Checked {
     let all = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    let logged = [&["clippy"], &LOGGED[..], &["--", "-D", "warnings"]].concat();
-    run_all([&mut cargo(&all), &mut cargo(&logged)])
+    let mut logged = with_messages("clippy", &[&LOGGED[..], &PARTLY_LOGGED].concat());
+    run_all([&mut cargo(&all), logged.args(["--", "-D", "warnings"])])
 }
 
 fn documentation() -> Checked {
@@ -179,18 +182,24 @@ fn documentation() -> Checked {
     run_all([doc.env("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// `cargo test --workspace` without what [`hardware`] runs. Examples that must not compile have to
-/// fail with the error that they name, which rustdoc looks at only where unstable features are.
+/// Where there is no QEMU and none can be got, the tests that need none run, and whether that is a
+/// failure is the environment's to say. Examples that must not compile have to fail with the error
+/// that they name, which rustdoc looks at only where unstable features are.
 fn tests() -> Checked {
     let rustdoc = rustdoc_with_error_codes();
     let rustdoc = rustdoc.map_err(|error| format!("no script for rustdoc: {error}"))?;
-    let mut test = cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"]);
-    // What is said is tested by itself: all else is tested without the feature.
-    let logged = [&["test"], &LOGGED[..], &["--tests", "logged"]].concat();
-    // Programs of their own, all of whose tests are of it.
-    let core = ["test", "-p", "dmaspan", "--features", "log", "--test", "logged"];
-    let core = [&core[..], &["--test", "logger"]].concat();
-    run_all([test.env("RUSTDOC", rustdoc), &mut cargo(&logged), &mut cargo(&core)])
+    let mut test = cargo(&["test", "--workspace"]);
+    test.env("RUSTDOC", rustdoc);
+    let without_qemu = hw::ready().map(|folder| hw::against(&mut test, &folder)).err();
+    // Messages are tested by themselves: all else is tested without the feature.
+    let mut logged = with_messages("test", &LOGGED);
+    let mut partly_logged = with_messages("test", &PARTLY_LOGGED);
+    run_all([&mut test, &mut logged, partly_logged.arg("logged")])?;
+    match without_qemu {
+        Some(reason) if hw::is_required() => Err(reason),
+        Some(reason) => Ok(Outcome::Skipped(reason)),
+        None => Ok(Outcome::Passed),
+    }
 }
 
 /// A script that is rustdoc with unstable features: for cargo and all that it builds nothing
@@ -208,17 +217,7 @@ fn instructions() -> Checked {
     if !valgrind.is_ok_and(|status| status.success()) {
         return Ok(Outcome::Skipped("there is no valgrind, which counts instructions".into()));
     }
-    run_all([&mut cargo(&["bench", "-p", "dmaspan", "--bench", "erased", "--", "--check"])])
-}
-
-/// Where there is no QEMU and none can be got, the tests that need none run, and whether that is a
-/// failure is the environment's to say.
-fn hardware() -> Checked {
-    match hw::ready() {
-        Ok(folder) => run_all([&mut hw::tests(&folder)]),
-        Err(reason) if hw::is_required() => Err(reason),
-        Err(reason) => run_all([&mut hw::tests_without_qemu()]).map(|_| Outcome::Skipped(reason)),
-    }
+    run_all([&mut cargo(&["bench", "-p", "dmaspan-bench", "--bench", "erased", "--", "--check"])])
 }
 
 /// `cargo test` has a short one of each.

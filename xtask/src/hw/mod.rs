@@ -62,8 +62,11 @@ pub fn run(options: &Options) -> Checked {
     let folder = ready()?;
     match options {
         Options::Install => println!("{}", folder.display()),
-        Options::Test(arguments) => crate::run(tests(&folder).args(arguments))
-            .map_err(|why| format!("the tests failed: {why}"))?,
+        Options::Test(arguments) => {
+            let mut tests = crate::cargo(&["test", "-p", "dmaspan-qemu"]);
+            against(&mut tests, &folder);
+            crate::run(tests.args(arguments)).map_err(|why| format!("the tests failed: {why}"))?;
+        }
     }
     Ok(Outcome::Passed)
 }
@@ -88,16 +91,10 @@ pub fn ready() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// The tests against a QEMU that is ready: without it they fail.
-pub fn tests(folder: &Path) -> Command {
-    let mut cargo = tests_without_qemu();
-    cargo.env(FOLDER, folder).env(SKIPS, NO_SKIPS);
-    cargo
-}
-
-/// The same tests where there is no QEMU: those that need it say so, and the others run.
-pub fn tests_without_qemu() -> Command {
-    crate::cargo(&["test", "-p", "dmaspan-qemu"])
+/// Has tests run against a QEMU that is ready: those that need it fail without it, where they are
+/// skipped else.
+pub fn against(tests: &mut Command, folder: &Path) {
+    tests.env(FOLDER, folder).env(SKIPS, NO_SKIPS);
 }
 
 /// Whether the environment says that a test that is skipped for want of QEMU has failed.

@@ -20,7 +20,7 @@ use samples::Samples;
 
 use crate::{Checked, Outcome};
 
-/// The benchmark of the crate `dmaspan`.
+/// The benchmark of the crate `dmaspan-bench`.
 const OWN_BENCHMARK: &str = "peers";
 
 /// How the result is printed.
@@ -217,7 +217,7 @@ fn build_peers(work: &Path, what: &[&str]) -> Result<(), String> {
 
 /// Builds dmaspan's benchmark as every user builds it, and returns its program.
 fn build_own() -> Result<PathBuf, String> {
-    build_program(&["-p", "dmaspan", "--bench", OWN_BENCHMARK], OWN_BENCHMARK)
+    build_program(&["-p", "dmaspan-bench", "--bench", OWN_BENCHMARK], OWN_BENCHMARK)
 }
 
 /// Builds a program of the workspace, with these arguments, and returns where it is.

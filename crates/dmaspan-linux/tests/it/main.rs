@@ -2,16 +2,11 @@
 //! the kernel says and against what answers as it does.
 
 mod bounce;
-#[cfg(feature = "log")]
-#[path = "../../../dmaspan-drivers/tests/shared/capture.rs"]
-mod capture;
 #[path = "../charged/mod.rs"]
 mod charged;
 mod client;
 mod fixed;
 mod fixed_copy;
-#[cfg(feature = "log")]
-mod logged;
 mod machine;
 mod plan;
 #[path = "../turn/mod.rs"]

@@ -80,7 +80,7 @@ impl<'m, W: Word> Fresh<'m, W> {
         self.paddr
     }
 
-    /// Its entries.
+    /// Its entries, with their bytes in hardware's order, the lowest first.
     pub fn words(&mut self) -> &mut [W] {
         self.words
     }

@@ -76,7 +76,7 @@ fn tables_of_all_sizes_are_aligned_and_disjoint() {
         let mut fresh = take(&arena, shape, &mut list);
         assert!(lg2::is_aligned(fresh.paddr().get(), lg2_size));
         assert_eq!(fresh.words().len() << 3, 1 << lg2_size);
-        fresh.words().fill(lg2_size.into());
+        fresh.words().fill(u64::from(lg2_size).to_le());
         ranges.push((fresh.paddr().get(), lg2_size));
         TableMemory::<u64>::publish(&arena, fresh);
     }
@@ -92,7 +92,7 @@ fn a_word_of_32_bits_is_half_of_one_of_64() {
     let arena = arena();
     let mut list = reserve(&arena, PAGE, 1).unwrap();
     let mut fresh = take(&arena, PAGE, &mut list);
-    fresh.words()[1] = 0x1122_3344_5566_7788;
+    fresh.words()[1] = 0x1122_3344_5566_7788u64.to_le();
     let paddr = fresh.paddr();
     TableMemory::<u64>::publish(&arena, fresh);
     let at = |offset| arena.load::<u32>(paddr.wrapping_add(offset));
@@ -211,7 +211,7 @@ fn marks_are_set_as_hardware_sets_them() {
     let arena = arena();
     let mut list = reserve(&arena, PAGE, 1).unwrap();
     let mut fresh = take(&arena, PAGE, &mut list);
-    fresh.words().fill(0x10);
+    fresh.words().fill(0x10u64.to_le());
     let paddr = fresh.paddr();
     assert_eq!(arena.exchange(promise(), paddr, 0u64, 1), Err(NotInTree::Freed { paddr }));
     TableMemory::<u64>::publish(&arena, fresh);

@@ -11,7 +11,7 @@ use dmaspan::swiotlb::{
     InSlot, Original, Pool, PoolConfig, PoolMemory, SlotOf, SlotRequest, To, Transfer,
 };
 use dmaspan::{PhysAddr, Platform, Span};
-use lock_api::{GuardSend, RawMutex};
+use parking_lot::lock_api::{GuardSend, RawMutex};
 
 use super::iova::BenchPlatform;
 use super::{SZ_2M, SZ_4K, SZ_64K};

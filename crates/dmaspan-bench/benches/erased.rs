@@ -1,10 +1,10 @@
 //! A map and an unmap of one buffer in instructions, typed and erased, as callgrind counts them.
 //!
-//! `cargo bench -p dmaspan --bench erased` runs itself under valgrind, and with `-- --check` it
-//! fails where the erased form costs more than its limit. A driver has a ring, with two places that
-//! map and two that unmap, or one loop with a map and an unmap, into which a typed map is inlined;
-//! it is strict, lazy, or without an IOMMU. What the erased form is compared with is the same
-//! driver:
+//! `cargo bench -p dmaspan-bench --bench erased` runs itself under valgrind, and with `-- --check`
+//! it fails where the erased form costs more than its limit. A driver has a ring, with two places
+//! that map and two that unmap, or one loop with a map and an unmap, into which a typed map is
+//! inlined; it is strict, lazy, or without an IOMMU. What the erased form is compared with is the
+//! same driver:
 //!
 //! - `natural`: typed by what it maps, a `RawMemory`, without a pool;
 //! - `any memory`: typed, but for its memory, an `AnyMemory`, without a pool;

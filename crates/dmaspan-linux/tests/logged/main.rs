@@ -1,4 +1,11 @@
-//! With the feature `log` what leaks is said, and where virtual addresses are used.
+//! With the feature `log` what leaks is said, and where virtual addresses are used. A program of
+//! its own: the rest is tested without the feature.
+
+#[path = "../../../dmaspan-drivers/tests/shared/capture.rs"]
+mod capture;
+#[path = "../it/plan/kernel.rs"]
+#[expect(dead_code, reason = "plans, which are tested elsewhere, use the rest")]
+mod kernel;
 
 use dmaspan::pin::{Kind, Pinner, SpanSink, Stopped};
 use dmaspan::{HostAddr, Prot, Span};
@@ -6,8 +13,8 @@ use dmaspan_linux::LinuxPinner;
 use dmaspan_linux::plan::{Mapper, Region};
 use log::Level::{Info, Warn};
 
-use crate::capture::{assert_said, said};
-use crate::plan::kernel::{Kernel, RW, memory, x86};
+use capture::{assert_said, said};
+use kernel::{Kernel, RW, memory, x86};
 
 #[test]
 fn memory_that_a_space_does_not_unmap_is_said_with_its_range() {

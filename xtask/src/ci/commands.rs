@@ -43,6 +43,11 @@ const BENCHES: &str = "cargo test --workspace --bench io_pgtable --bench dma --b
 const IOVAS: &str = "cargo xtask peers --runs 1 --case iova/pair_1_threads_1";
 const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
+/// It says that mapping would fail.
+const FAILS: Form =
+    Line("cargo run --release -- plan --layout docs/layouts/laptop-39-bits.toml; test $? = 1");
+/// What is wrong with this machine is no failure.
+const DOCTOR: Form = Line("cargo run --release -- doctor || test $? = 1");
 const BOOK: Form = Check("book");
 const TESTS: Form = Check("tests");
 /// The crates whose examples `docs/tests/examples.rs` runs.
@@ -54,6 +59,8 @@ const OTHER_CPUS: Form = Check("other CPUs");
 const COMMANDS: &[Entry] = &[
     entry("cargo run --release -- map", With("64M --runs 1"), AsIs),
     entry("cargo run --release -- devices", AsIs, AsIs),
+    entry("cargo run --release -- plan --layout docs/layouts/laptop-39-bits.toml", FAILS, FAILS),
+    entry("cargo run --release -- doctor", DOCTOR, DOCTOR),
     entry(
         "cargo run --release -- devices 0000:00:05.0",
         GUESTS,

@@ -1,4 +1,4 @@
-//! What runs in the guests of `cargo xtask guest`.
+//! The program that runs in the guests of `cargo xtask guest`.
 //!
 //! As the guest's first process it is its [`init`]: it makes the machine ready, runs a list of
 //! commands and powers off. Called by a command of that list it runs [`cases`], which need VFIO and

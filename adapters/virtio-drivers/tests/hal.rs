@@ -5,11 +5,14 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, FrameMemory, NoPool, Trust};
+use dmaspan::dma::{
+    AnyPool, Device, DeviceConfig, DmaConfig, DmaDomain, FrameBounce, FrameMemory, NoPool, Trust,
+};
 use dmaspan::io_pgtable::{FrameAlloc, FrameTables, PageTable, TableShape, X86_64, X86_64Config};
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::soft::{Bus, BusError, SoftDevice, SoftIommu};
 use dmaspan::platform::{Flag, OneThread};
+use dmaspan::swiotlb::{Pool, PoolConfig};
 use dmaspan::{Iova, PhysAddr, Promise};
 use dmaspan_virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, VirtioDma, VirtioUsage, hal};
 
@@ -67,6 +70,11 @@ type Iommu = SoftDevice<X86_64, Arc<FrameTables<Heap>>>;
 
 /// A device, and what reaches memory for it.
 fn device(trust: Trust) -> (VirtioDma, Iommu) {
+    with_pool(trust, NoPool)
+}
+
+/// The same, with slots for what may not be reached itself.
+fn with_pool(trust: Trust, pool: impl Into<AnyPool>) -> (VirtioDma, Iommu) {
     let tables = Arc::new(FrameTables::new(Heap));
     let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52)).unwrap(), tables).unwrap();
     let iommu = SoftIommu::over(&table);
@@ -74,7 +82,7 @@ fn device(trust: Trust) -> (VirtioDma, Iommu) {
     let domain = Domain::new(table, iommu).unwrap();
     let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap());
     let config = DeviceConfig { trust, ..DeviceConfig::bits(40) };
-    let device = Device::erased(domain, NoPool, config).unwrap();
+    let device = Device::erased(domain, pool, config).unwrap();
     let device = device.with_coherent(Arc::new(FrameMemory::new(Arc::new(Heap))));
     let find =
         |buffer: NonNull<[u8]>| Some(buffer.cast::<u8>().as_ptr().expose_provenance() as u64);
@@ -157,6 +165,42 @@ fn a_buffer_whose_neighbours_an_untrusted_device_would_reach_is_refused_without_
     reach.write(&Process, Iova::new(addr), b"yes").unwrap();
     assert!(reach.write(&Process, Iova::new(addr + PAGE_SIZE as u64), b"no").is_err());
     unshare::<Disk>(addr, whole, WAY);
+}
+
+#[test]
+fn a_device_that_tries_reaches_a_buffer_and_none_of_its_neighbours() {
+    hal! { struct Disk: parking_lot::RawMutex; }
+    let slots = FrameBounce::new(Arc::new(Heap), 1 << 16, PhysAddr::new(u64::MAX)).unwrap();
+    let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), OneThread).unwrap());
+    let (dma, mut reach) = with_pool(Trust::Untrusted, pool);
+    Disk::attach(dma).unwrap();
+    let mut page = Box::new(Page([7; PAGE_SIZE]));
+    page.0[512..1024].fill(1);
+    for way in [BufferDirection::DriverToDevice, BufferDirection::Both, WAY] {
+        let buffer = NonNull::from(&mut page.0[512..1024]);
+        let addr = share::<Disk>(buffer, way);
+        // It reads and writes whatever it can around the buffer.
+        let (mut seen, mut reached, mut written) = (0, 0, 0);
+        for at in addr.saturating_sub(2 * PAGE_SIZE as u64)..addr + 2 * PAGE_SIZE as u64 {
+            let mut byte = [0];
+            if reach.read(&Process, Iova::new(at), &mut byte).is_ok() {
+                seen += usize::from(byte[0] == 7);
+                reached += 1;
+            }
+            written += usize::from(reach.write(&Process, Iova::new(at), &[9]).is_ok());
+        }
+        let buffer = NonNull::from(&mut page.0[512..1024]);
+        unshare::<Disk>(addr, buffer, way);
+        assert_eq!(seen, 0, "{way:?}: it saw a neighbour");
+        // These tables let a device read whatever it may write.
+        assert!(reached >= 512, "{way:?}");
+        let may_write = way != BufferDirection::DriverToDevice;
+        assert_eq!(written, if may_write { reached } else { 0 }, "{way:?}");
+        let expected = if may_write { 9 } else { 1 };
+        assert!(page.0[512..1024].iter().all(|&byte| byte == expected), "{way:?}");
+        assert!(page.0[..512].iter().chain(&page.0[1024..]).all(|&byte| byte == 7), "{way:?}");
+    }
+    assert_eq!(Disk::usage(), VirtioUsage::default());
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::env;
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::thread;
 
 use dmaspan::dma::{
     AnyMemory, AnyPool, BouncePool, Device, DeviceConfig, Direct, DmaConfig, DmaDomain, DmaMemory,
@@ -249,7 +250,11 @@ fn main() -> ExitCode {
     println!("instructions of a map and an unmap, and what the erased form costs more");
     let mut result = ExitCode::SUCCESS;
     for (driver, how, limits) in LIMITS {
-        let [natural, memory, pool, erased] = FORMS.map(|form| count(driver, how, form));
+        // At once: nothing that runs beside them changes a count.
+        let [natural, memory, pool, erased] = thread::scope(|scope| {
+            let counts = FORMS.map(|form| scope.spawn(move || count(driver, how, form)));
+            counts.map(|count| count.join().expect("valgrind counts"))
+        });
         print!("{driver} {how:>6}: erased {erased:.0}");
         for ((form, typed), limit) in FORMS.iter().zip([natural, memory, pool]).zip(limits) {
             let more = erased - typed;

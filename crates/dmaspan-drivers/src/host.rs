@@ -1,4 +1,5 @@
-//! A kernel or a process that runs a driver implements [`Host`]: memory, a lock, and patience.
+//! A kernel or a process that runs a driver implements [`Host`]: memory, a lock, and
+//! how long a driver waits for hardware.
 
 use alloc::sync::Arc;
 use core::fmt;

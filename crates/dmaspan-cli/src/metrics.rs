@@ -10,16 +10,18 @@ use prometheus_client::registry::Registry;
 
 type Labels = Vec<(String, String)>;
 type Figures = Family<Labels, Gauge<u64, AtomicU64>>;
+type Times = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// Gauges by name and labels.
 pub(crate) struct Metrics {
     registry: Registry,
     known: BTreeMap<&'static str, Figures>,
+    times: BTreeMap<&'static str, Times>,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        Self { registry: Registry::default(), known: BTreeMap::new() }
+        Self { registry: Registry::default(), known: BTreeMap::new(), times: BTreeMap::new() }
     }
 
     /// Sets a figure. Two of one name and the same labels are one: the later.
@@ -35,8 +37,23 @@ impl Metrics {
             self.registry.register(name, help, figures.clone());
             figures
         });
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.clone()));
-        figures.get_or_create(&labels.collect()).set(value);
+        figures.get_or_create(&owned(labels)).set(value);
+    }
+
+    /// Sets a time, which Prometheus has in seconds.
+    pub(crate) fn add_time(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        labels: &[(&'static str, String)],
+        nanoseconds: u64,
+    ) {
+        let times = self.times.entry(name).or_insert_with(|| {
+            let times = Times::default();
+            self.registry.register(name, help, times.clone());
+            times
+        });
+        times.get_or_create(&owned(labels)).set(nanoseconds as f64 / 1e9);
     }
 
     /// All of them, sorted so that two runs differ only by figures.
@@ -57,6 +74,10 @@ impl Metrics {
         }
         sorted
     }
+}
+
+fn owned(labels: &[(&'static str, String)]) -> Labels {
+    labels.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
 }
 
 fn push(text: &mut String, line: &str) {

@@ -74,6 +74,18 @@ const COMMANDS: &[Entry] = &[
              dmaspan map 256M --backend vfio:0000:00:05.0 --runs 3",
         ),
     ),
+    entry(
+        "cargo run --release -- inspect crates/dmaspan-cli/tests/dumps/smmuv3.core \
+         --root 0x434fe000 --iommu smmuv3",
+        AsIs,
+        AsIs,
+    ),
+    entry(
+        "cargo run --release -- inspect crates/dmaspan-cli/tests/dumps/vtd.core --root 0x97f000 \
+         --iommu vtd --iova 0x40001000 --phys 0x201000",
+        AsIs,
+        AsIs,
+    ),
     entry("cargo xtask guest", GUESTS, GUESTS),
     entry("cargo xtask cross", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask cross user", OTHER_CPUS, OTHER_CPUS),

@@ -89,10 +89,18 @@ pub(crate) fn bar(label: &str, value: f64, most: f64, class: &'static str) -> Ma
 /// A table with rows of cells, that scrolls by itself where it is wider than the page.
 pub(crate) fn table(caption: &str, header: &[&str], rows: &[Vec<Cell>]) -> Markup {
     html! {
-        div.scroll role="region" aria-label=(caption) tabindex="0" {
+        section.scroll aria-label=(caption) tabindex="0" {
             table {
                 caption { (caption) }
-                thead { tr { @for name in header { th scope="col" { (name) } } } }
+                thead {
+                    tr {
+                        @for (column, name) in header.iter().enumerate() {
+                            th scope="col" class=[is_number(rows, column).then_some("number")] {
+                                (name)
+                            }
+                        }
+                    }
+                }
                 tbody {
                     @for row in rows {
                         tr { @for cell in row { (cell.markup()) } }
@@ -101,6 +109,11 @@ pub(crate) fn table(caption: &str, header: &[&str], rows: &[Vec<Cell>]) -> Marku
             }
         }
     }
+}
+
+/// Whether a column has numbers, which stand on the right.
+fn is_number(rows: &[Vec<Cell>], column: usize) -> bool {
+    rows.iter().any(|row| row.get(column).is_some_and(|cell| cell.key.is_some()))
 }
 
 /// A cell, and what it is sorted by where that is not its text.

@@ -13,15 +13,16 @@ Say what an IO page table maps, from a dump of it.
 FILE is one of
   - a part of a machine's memory as it is (QEMU: pmemsave), with --base
   - a core file of a machine (QEMU: dump-guest-memory; kdump's ELF)
-  - Intel's domain_translation_struct in debugfs; of Linux 6.4 and later
-    several files, one a device
+  - Intel's domain_translation_struct in debugfs; newer kernels have a file of
+    that name for each device
   - the lines of a dump by a program that has the table (DumpLines)
 
-A dump of memory needs --root, the address of the table, and --iommu, its
-format. The program says of each table what it maps, by which leaves, which
-larger leaves are missed and why, and what is suspicious: broken tables, devices
-that reach page tables, frames that several devices reach. It trusts nothing in
-the dump, reads each table once a level, and changes nothing.";
+A dump of memory needs --iommu, the format, and either --root, the address of a
+table, or --device-table, by which the program finds the tables of all devices.
+The program says of each table what it maps, by which leaves, which larger
+leaves are missed and why, and what is suspicious: broken tables, devices that
+reach page tables, frames that several devices reach. It trusts nothing in the
+dump, reads each table once a level, and changes nothing.";
 
 pub(crate) const INSPECT_EXAMPLES: &str = "\
 Formats for --iommu:
@@ -37,6 +38,7 @@ half=upper is for first stages of 64-bit addresses.
 Examples:
   dmaspan inspect /sys/kernel/debug/iommu/intel/domain_translation_struct
   dmaspan inspect guest.mem --root 0x102a5d000 --iommu vtd
+  dmaspan inspect guest.mem --iommu amd --device-table 0x17a001
   dmaspan inspect part.mem --base 0x40000000 --root 0x41000000 --iommu smmuv3
   dmaspan inspect vmcore --root 0x1000 --iommu amd,levels=4 --iova 0xfffff000
   dmaspan inspect now.mem --root 0x1000 --iommu riscv --diff before.mem
@@ -63,6 +65,13 @@ pub(crate) struct InspectArgs {
     /// more than once for several tables
     #[arg(long, value_name = "ADDR", value_parser = root)]
     pub(crate) root: Vec<Root>,
+
+    /// The IOMMU's own table, by the values of its registers: finds the roots of
+    /// all devices, for --iommu vtd (RTADDR), amd (device table base), smmuv3
+    /// (STRTAB_BASE,STRTAB_BASE_CFG) and riscv (ddtp,capabilities)
+    #[arg(long, value_name = "REGISTER,...", value_delimiter = ',', value_parser = address)]
+    #[arg(conflicts_with = "root")]
+    pub(crate) device_table: Vec<u64>,
 
     /// The format of the tables, as below
     #[arg(long, value_name = "FORMAT")]

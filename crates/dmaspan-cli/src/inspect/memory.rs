@@ -1,6 +1,6 @@
 //! Memory in a file: a raw dump, or the core file of a machine.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -233,10 +233,15 @@ const PACKED: [(&[u8], &str); 8] = [
 pub(crate) fn recognise(path: &Path) -> Result<Kind, String> {
     let name = path.display();
     let cannot = |error: io::Error| format!("{name} cannot be read: {error}");
-    let file = File::open(path).map_err(cannot)?;
-    if file.metadata().map_err(cannot)?.is_dir() {
+    // Before it is opened: a pipe without a writer would wait for one.
+    let metadata = fs::metadata(path).map_err(cannot)?;
+    if metadata.is_dir() {
         return Err(format!("{name} is a folder; give a file in it"));
     }
+    if !metadata.is_file() {
+        return Err(format!("{name} is no regular file: copy what it has into one"));
+    }
+    let file = File::open(path).map_err(cannot)?;
     let mut first = vec![0; FIRST];
     let count = io::Read::read(&mut &file, &mut first).map_err(cannot)?;
     first.truncate(count);

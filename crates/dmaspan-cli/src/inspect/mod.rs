@@ -8,6 +8,7 @@
 
 pub(crate) mod args;
 mod debugfs;
+mod devices;
 mod diff;
 mod domain;
 mod extract;
@@ -20,7 +21,7 @@ mod report;
 mod table;
 mod tables;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -76,7 +77,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<String, Failed> {
         compared_with: args.diff.as_ref().map(|file| file.display().to_string()),
     };
     let questions = Questions { iovas: &args.iova, phys: &args.phys, before: before.as_deref() };
-    let report = Report::new(source, &read.domains, read.memory.as_ref(), &questions);
+    let mut report = Report::new(source, &read.domains, read.memory.as_ref(), &questions);
+    report.notes = read.notes;
     Ok(match args.format {
         ReportFormat::Table if args.output.is_some() => table::render(&report, Marks::Plain),
         ReportFormat::Table => table::render(&report, Marks::of_stdout()),
@@ -88,24 +90,13 @@ pub(crate) fn run(args: &InspectArgs) -> Result<String, Failed> {
 
 /// What the files are.
 fn kind(args: &InspectArgs) -> Result<Kind, Failed> {
-    let mut kinds = Vec::new();
-    for file in args.files.iter().chain(&args.diff) {
-        kinds.push((file, memory::recognise(file)));
-    }
-    if let Some(kind) = args.kind {
-        // Whatever it looks like; but what is not there, or empty, is nothing.
-        for (file, _) in &kinds {
-            let metadata = fs::metadata(file);
-            let metadata = metadata.map_err(|error| cannot(file, &error.to_string()))?;
-            if metadata.is_dir() {
-                return Err(cannot(file, "it is a folder"));
-            }
-        }
-        return Ok(kind);
-    }
     let mut found = None;
-    for (file, kind) in kinds {
-        let kind = kind.map_err(Failed::Dump)?;
+    for file in args.files.iter().chain(&args.diff) {
+        let kind = match (memory::recognise(file), args.kind) {
+            // Whatever it looks like; but what cannot be opened is nothing.
+            (_, Some(kind)) if file.is_file() => kind,
+            (kind, _) => kind.map_err(Failed::Dump)?,
+        };
         if found.is_some_and(|found| found != kind) {
             let what = format!("{} is a dump of another kind than the first", file.display());
             return Err(Failed::Usage(what));
@@ -120,10 +111,10 @@ fn check(args: &InspectArgs, kind: Kind) -> Result<(), Failed> {
     let refuse = |what: &str| Err(Failed::Usage(what.to_owned()));
     match kind {
         Kind::Raw | Kind::Elf => {
-            if args.root.is_empty() || args.iommu.is_none() {
+            if (args.root.is_empty() && args.device_table.is_empty()) || args.iommu.is_none() {
                 return refuse(
                     "a dump of memory needs --root with the address of a table, and --iommu with \
-                     its format (`dmaspan inspect --help` lists them)",
+                     its format (`dmaspan inspect --help` lists them); --device-table finds roots",
                 );
             }
             if args.files.len() > 1 {
@@ -134,7 +125,7 @@ fn check(args: &InspectArgs, kind: Kind) -> Result<(), Failed> {
             }
         }
         Kind::Debugfs | Kind::Lines => {
-            if !args.root.is_empty() || args.base.is_some() {
+            if !args.root.is_empty() || !args.device_table.is_empty() || args.base.is_some() {
                 return refuse(
                     "--root and --base are for dumps of memory: a text says where roots are",
                 );
@@ -154,6 +145,8 @@ fn check(args: &InspectArgs, kind: Kind) -> Result<(), Failed> {
 struct Dump {
     domains: Vec<Domain>,
     memory: Option<FileMemory>,
+    /// What is said of devices without a table.
+    notes: Vec<String>,
 }
 
 /// The dump that is compared with, without its memory.
@@ -169,7 +162,7 @@ fn read(args: &InspectArgs, kind: Kind, files: &[PathBuf]) -> Result<Dump, Faile
         Kind::Raw | Kind::Elf => read_memory(args, kind, file),
         Kind::Lines => {
             let domains = lines::domains(&text(file)?).map_err(|why| cannot(file, &why))?;
-            Ok(Dump { domains, memory: None })
+            Ok(Dump { domains, memory: None, notes: Vec::new() })
         }
         Kind::Debugfs => {
             let mut domains: Vec<Domain> = Vec::new();
@@ -182,7 +175,7 @@ fn read(args: &InspectArgs, kind: Kind, files: &[PathBuf]) -> Result<Dump, Faile
                     }
                 }
             }
-            Ok(Dump { domains, memory: None })
+            Ok(Dump { domains, memory: None, notes: Vec::new() })
         }
     }
 }
@@ -195,16 +188,50 @@ fn read_memory(args: &InspectArgs, kind: Kind, file: &Path) -> Result<Dump, Fail
     };
     let memory = memory.map_err(|why| cannot(file, &why))?;
     let iommu = args.iommu.ok_or_else(|| Failed::Usage("--iommu is missing".to_owned()))?;
-    let tables = iommu.tables().map_err(Failed::Usage)?;
     let mut left = MOST_RUNS;
-    let mut domains = Vec::new();
+    let (mut domains, mut notes): (Vec<Domain>, _) = (Vec::new(), Vec::new());
     for root in &args.root {
+        let tables = iommu.tables().map_err(Failed::Usage)?;
         let read = Domain::read(tables.as_ref(), root.address, &memory, &mut left);
         let mut domain = read.map_err(|why| cannot(file, &format!("{why}{}", place(&memory))))?;
         domain.devices.extend(root.name.clone());
         domains.push(domain);
     }
-    Ok(Dump { domains, memory: Some(memory) })
+    if !args.device_table.is_empty() {
+        let devices = devices::read(iommu.family, &args.device_table, &memory);
+        let devices = devices.map_err(|why| cannot(file, &format!("{why}{}", place(&memory))))?;
+        notes = devices.notes();
+        domains.extend(of_devices(devices.translated, &memory, &mut left));
+    }
+    Ok(Dump { domains, memory: Some(memory), notes })
+}
+
+/// The domains of devices: those with one table share one. What cannot be read is a fault of it.
+fn of_devices(
+    devices: Vec<devices::Translated>,
+    memory: &FileMemory,
+    left: &mut usize,
+) -> Vec<Domain> {
+    let mut domains: Vec<Domain> = Vec::new();
+    let mut kinds = Vec::new();
+    for devices::Translated { device, kind, root } in devices {
+        let same = kinds.iter().position(|known| *known == (kind, root));
+        if let Some(domain) = same.and_then(|at| domains.get_mut(at)) {
+            domain.devices.push(device);
+            continue;
+        }
+        let read = kind.tables();
+        let read = read.and_then(|tables| Domain::read(tables.as_ref(), root, memory, left));
+        let mut domain = read.unwrap_or_else(|why| {
+            let mut domain = Domain::new(Some(root), "page tables");
+            domain.fault("no_table", 1, || why);
+            domain
+        });
+        domain.devices.push(device);
+        domains.push(domain);
+        kinds.push((kind, root));
+    }
+    domains
 }
 
 /// What memory a dump has, for who looked elsewhere.

@@ -23,7 +23,12 @@ const INTERRUPTS: [u64; 2] = [0xfee0_0000, 0xfeef_ffff];
 pub(crate) fn render(report: &Report) -> String {
     let body = html! {
         (overview(report))
-        @for lookup in &report.lookups { (look_up(lookup)) }
+        @if !report.lookups.is_empty() {
+            section {
+                h2 { "Addresses" }
+                @for lookup in &report.lookups { (look_up(lookup)) }
+            }
+        }
         @for diff in report.diff.iter().flatten() { (difference(diff)) }
         @for domain in &report.domains { (section(domain)) }
     };
@@ -48,6 +53,7 @@ fn overview(report: &Report) -> Markup {
                 (figure(&leaves.to_string(), "leaves"))
                 (figure(&ByteSize::new(tables).to_string(), "of table memory"))
             }
+            @for note in &report.notes { p.quiet { "Devices " (note) "." } }
             h3 { "Findings" }
             ul.findings {
                 @for finding in &report.findings { li { (shown(finding)) } }
@@ -82,10 +88,11 @@ fn shown(finding: &Finding) -> Markup {
 
 fn section(domain: &DomainReport) -> Markup {
     let [what, mapped] = summary(domain);
+    let what = what.strip_prefix(&format!("{}: ", domain.name)).unwrap_or(&what);
     html! {
         section {
             h2 { (domain.name) }
-            p.quiet { (what) ". " (mapped) "." }
+            p.quiet { (what) "; " (mapped) "." }
             @if domain.devices.len() > 1 { p { "Devices: " (domain.devices.join(", ")) } }
             @for note in &domain.notes { p.quiet { "Note: " (note) } }
             @if !domain.mappings.is_empty() {
@@ -366,15 +373,13 @@ fn mappings(domain: &DomainReport) -> Markup {
 fn look_up(lookup: &Lookup) -> Markup {
     let space = if lookup.space == "iova" { "IOVA" } else { "Memory at" };
     html! {
-        section {
-            h2 { (space) " " span.address { (format!("{:#x}", lookup.address)) } }
-            @if lookup.found.is_empty() { p { "Nothing maps it." } }
-            @for found in &lookup.found {
-                p {
-                    (found.domain) " maps IOVA " span.address { (format!("{:#x}", found.iova)) }
-                    " to " span.address { (format!("{:#x}", found.paddr)) } ", by a leaf of "
-                    (units::page_size(found.leaf_size)) " (" (found.prot) ")."
-                }
+        h3 { (space) " " span.address { (format!("{:#x}", lookup.address)) } }
+        @if lookup.found.is_empty() { p { "Nothing maps it." } }
+        @for found in &lookup.found {
+            p {
+                (found.domain) " maps IOVA " span.address { (format!("{:#x}", found.iova)) }
+                " to " span.address { (format!("{:#x}", found.paddr)) } ", by a leaf of "
+                (units::page_size(found.leaf_size)) " (" (found.prot) ")."
             }
         }
     }

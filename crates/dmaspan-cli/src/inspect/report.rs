@@ -16,6 +16,9 @@ use super::tables::sizes;
 pub(crate) struct Report {
     pub(crate) source: Source,
     pub(crate) domains: Vec<DomainReport>,
+    /// What is said of devices without a table.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
     pub(crate) findings: Vec<Finding>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lookups: Vec<Lookup>,
@@ -111,7 +114,7 @@ pub(crate) struct Mapping {
     /// The smallest and the largest.
     pub(crate) leaf_sizes: [u64; 2],
     pub(crate) prot: String,
-    /// Whether the dump has all of it; absent where the source is no memory.
+    /// Whether the dump has all of it; absent where the source has nothing but tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) in_dump: Option<bool>,
 }
@@ -177,11 +180,17 @@ impl Report {
         questions: &Questions<'_>,
     ) -> Self {
         let spans: Spans = domains.iter().map(Domain::spans).collect();
+        // A dump that has nothing of what is mapped is one of tables: what it lacks means nothing.
+        let memory = memory.filter(|memory| {
+            let mut all = spans.iter().flatten();
+            all.any(|span| memory.overlap(span.paddr, span.paddr_last()) != 0)
+        });
         let reports = domains.iter().zip(&spans);
         let iovas = questions.iovas.iter().map(|&iova| look_up(domains, "iova", iova));
         let phys = questions.phys.iter().map(|&paddr| look_up(domains, "phys", paddr));
         Self {
             source,
+            notes: Vec::new(),
             findings: findings::all(domains, &spans, memory),
             lookups: iovas.chain(phys).collect(),
             diff: questions.before.map(|before| compare(before, domains)),

@@ -16,6 +16,9 @@ const MOST_ROWS: usize = 20;
 pub(crate) fn render(report: &Report, marks: Marks) -> String {
     let mut text = String::new();
     push_wrapped(&mut text, "", &heading(report));
+    for note in &report.notes {
+        push_wrapped(&mut text, "note: ", note);
+    }
     for domain in &report.domains {
         text.push('\n');
         push_domain(&mut text, domain);

@@ -38,7 +38,7 @@ pub(crate) fn render(report: &Report) -> String {
                 By::Bar(bar) => bar.times.of(way).total_ns,
             };
             let labels = with(&[("operation", name.to_owned())]);
-            metrics.add("dmaspan_map_duration_nanoseconds", TIME, &labels, nanoseconds);
+            metrics.add_time("dmaspan_map_duration_seconds", TIME, &labels, nanoseconds);
         }
     }
     metrics.render()
@@ -57,8 +57,8 @@ mod tests {
             "dmaspan_map_spans{backend=\"soft\",device=\"\",memory=\"thp\"} 7",
             "dmaspan_map_leaves{backend=\"soft\",device=\"\",memory=\"thp\",\
              size_bytes=\"2097152\"} 512",
-            "dmaspan_map_duration_nanoseconds{backend=\"soft\",device=\"\",memory=\"thp\",\
-             operation=\"unmap\"} 4000000",
+            "dmaspan_map_duration_seconds{backend=\"soft\",device=\"\",memory=\"thp\",\
+             operation=\"unmap\"} 0.004",
         ] {
             assert!(text.lines().any(|known| known == line), "{line} is not in\n{text}");
         }

@@ -10,6 +10,8 @@ const MANIFEST: &str = "Cargo.toml";
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 pub(super) const GLOSSARY: &str = "docs/src/glossary.md";
 const TERMS: usize = 40;
+const README: &str = "README.md";
+const README_LINES: usize = 250;
 
 /// Finds dependencies of the workspace without a word in the architecture about why they are there.
 pub fn dependencies(tree: &Tree) -> Vec<Problem> {
@@ -104,6 +106,16 @@ fn dead(tree: &Tree, document: &File) -> Vec<Problem> {
     problems
 }
 
+/// Finds a front page that a visitor does not read to its end.
+pub fn front_page(tree: &Tree) -> Vec<Problem> {
+    let lines = tree.file(README).map_or(0, |file| file.text.lines().count());
+    if lines <= README_LINES {
+        return Vec::new();
+    }
+    let what = format!("{lines} lines, of {README_LINES} at most; move what is new to the book");
+    vec![Problem::new(README, lines, what)]
+}
+
 /// Finds lines of examples that rustdoc hides: a reader of the source or of another renderer sees
 /// them, and a reader of rustdoc cannot copy what is shown.
 pub fn hidden_lines(tree: &Tree) -> Vec<Problem> {
@@ -188,6 +200,12 @@ x = 1
         assert_eq!(found("no terms").len(), 1);
         assert_eq!(found("- **b**: x\n- **a**: x\n")[0].line, 2);
         assert_eq!(found("- **a**: x\n- **A**: y\n").len(), 1);
+    }
+
+    #[test]
+    fn a_front_page_that_is_too_long_is_found() {
+        let of = |lines| front_page(&Tree::of(&[(README, &"line\n".repeat(lines))])).len();
+        assert_eq!((of(README_LINES), of(README_LINES + 1)), (0, 1));
     }
 
     #[test]

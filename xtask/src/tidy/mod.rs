@@ -22,7 +22,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 17] = [
+pub const RULES: [Rule; 18] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -35,6 +35,7 @@ pub const RULES: [Rule; 17] = [
     documents::dependencies,
     documents::glossary,
     documents::links,
+    documents::front_page,
     documents::hidden_lines,
     manifests::lints,
     manifests::product,

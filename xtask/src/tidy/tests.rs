@@ -54,6 +54,11 @@ fn every_public_enum_of_errors_can_grow() {
 }
 
 #[test]
+fn the_front_page_is_short() {
+    holds(documents::front_page);
+}
+
+#[test]
 fn examples_hide_nothing() {
     holds(documents::hidden_lines);
 }

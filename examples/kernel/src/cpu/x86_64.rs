@@ -1,6 +1,7 @@
 //! QEMU's `q35`, a PC: entry by PVH, address map, traps, console, clock, and the second CPU.
 
 use core::arch::{asm, global_asm};
+use core::ffi::CStr;
 use core::hint;
 use core::ptr::with_exposed_provenance;
 
@@ -165,9 +166,11 @@ extern "C" fn first(info: usize) -> ! {
     let ranges = with_exposed_provenance::<MemoryRange>(info.memory_map as usize);
     // SAFETY: as above; the ranges are there, in RAM that the kernel's heap is not in.
     let ranges = unsafe { core::slice::from_raw_parts(ranges, info.memory_ranges as usize) };
-    let line = with_exposed_provenance(info.command_line as usize);
-    // SAFETY: as above, and it ends with a zero.
-    let line = unsafe { core::ffi::CStr::from_ptr(line) };
+    let line = match info.command_line {
+        0 => c"",
+        // SAFETY: as above, and it ends with a zero.
+        at => unsafe { CStr::from_ptr(with_exposed_provenance(at as usize)) },
+    };
     let line = line.to_str().unwrap_or_default();
     crate::first(Ok::<_, &str>(Firmware::new(info.rsdp as usize, ranges, line)))
 }

@@ -282,7 +282,10 @@ fn iommu(row: &Spanned<IommuRow>) -> Result<PaperIommu, Wrong> {
         }
     }
     if let Some(rows) = &row.reserved {
-        let reserved = |(name, range)| ReservedIovas { name, range };
+        let reserved = |(name, range): (String, IovaRange)| {
+            // Who reads it on a terminal gets no control characters of it.
+            ReservedIovas { name: name.replace(char::is_control, "?"), range }
+        };
         iommu.reserved = ranges(rows)?.into_iter().map(reserved).collect();
     }
     Ok(iommu)
@@ -333,8 +336,7 @@ impl Regions {
 
     fn add_memory(&mut self, row: &Spanned<RegionRow>) -> Result<(), Wrong> {
         let (span, row) = (row.span(), row.as_ref());
-        let number = self.all.len();
-        let name = row.name.clone().unwrap_or_else(|| format!("region {number}"));
+        let name = self.name(&span, row.name.as_ref(), "region")?;
         let Bytes(size) = *row.size.as_ref();
         let backing = match &row.backing {
             Some(name) => backing(name)?,
@@ -378,6 +380,22 @@ impl Regions {
         Ok(())
     }
 
+    /// What people call it: by its number, if it does not say.
+    fn name(
+        &self,
+        span: &Range<usize>,
+        name: Option<&String>,
+        kind: &str,
+    ) -> Result<String, Wrong> {
+        match name {
+            Some(name) if name.contains(char::is_control) => {
+                Err(Wrong::new(span, "its name has control characters, which no terminal shows"))
+            }
+            Some(name) => Ok(name.clone()),
+            None => Ok(format!("{kind} {}", self.all.len())),
+        }
+    }
+
     /// The pages of memory; those that a CPU of this IOMMU has at least, where nobody says.
     fn page(&self, row: &RegionRow, backing: Backing) -> Result<u64, Wrong> {
         let Some(page) = &row.page else {
@@ -410,7 +428,7 @@ impl Regions {
 
     fn add_bar(&mut self, row: &Spanned<BarRow>) -> Result<(), Wrong> {
         let (span, row) = (row.span(), row.as_ref());
-        let name = row.name.clone().unwrap_or_else(|| format!("BAR {}", self.all.len()));
+        let name = self.name(&span, row.name.as_ref(), "BAR")?;
         let Bytes(size) = *row.size.as_ref();
         if !size.is_power_of_two() || size < K4 {
             let what = format!("{name} has {size:#x} bytes: a BAR has a power of two, 4K or more");

@@ -43,6 +43,12 @@ impl LeafSizes {
         Self(from_granule | granule)
     }
 
+    /// Those that are said, of hardware that is known to have no others.
+    pub(super) const fn exactly(page_sizes: u64) -> Self {
+        let granule = page_sizes & page_sizes.wrapping_neg();
+        Self(page_sizes & ((MOST << 1) - 1) | granule)
+    }
+
     /// Those of no more than `most` bytes, as pages of the memory permit no larger ones, and the
     /// granule.
     pub(super) const fn up_to(self, most: u64) -> Self {

@@ -51,6 +51,7 @@ fn every_mistake_names_its_line_and_what_would_do() {
         ("[[bar]]\nsize = \"3M\"\n", 2, "a power of two, 4K or more"),
         ("[[bar]]\nsize = \"8G\"\nhost = \"0xffffffffffffffff\"\n", 1, "wraps"),
         ("[[region]]\nsize = \"4M\"\n[[region]]\nsise = 4\n", 4, "unknown field `sise`"),
+        ("[[region]]\nname = \"\\u001b[31m\"\nsize = 4096\n", 1, "control characters"),
         ("region = 4\n", 1, "expected"),
         ("[[region]\n", 1, "]"),
         ("a = \u{1}\n", 1, ""),

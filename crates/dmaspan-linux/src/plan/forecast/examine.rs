@@ -3,6 +3,7 @@
 use dmaspan::Iova;
 
 use super::super::PlanError;
+use super::super::leaves::LeafSizes;
 use super::super::places::{Places, Wanted};
 use super::finding::PlanFinding;
 use super::layout::{Backing, LinuxVersion, PaperLayout, PaperRegion, RegionPages};
@@ -143,12 +144,16 @@ fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
             map.regions.iter().filter_map(|region| layout.regions.get(*region)).collect();
         let Some(backing) = regions.first().map(|region| region.backing) else { continue };
         let bytes = regions.iter().map(|region| small_bytes(region)).fold(0, u64::saturating_add);
-        let large = map.best.first().map_or(granule, |leaf| leaf.size);
-        let is_few = bytes < large.min(LARGE) || bytes < map.len() / 16;
-        if backing == Backing::Registers || large == granule || is_few {
+        // The smallest pages that are a leaf of their own, and that huge pages can have.
+        let leaf_sizes = LeafSizes::exactly(layout.iommu.page_sizes).descending();
+        let page = leaf_sizes.filter(|size| *size >= LARGE && *size > granule).min();
+        let Some(page) = page.filter(|page| *page <= map.len()) else { continue };
+        if backing == Backing::Registers || bytes < page || bytes < map.len() / 16 {
             continue;
         }
-        let (leaves, best) = (map.leaf_count(), map.best_count());
+        let mut tally = Tally::new(&layout.iommu);
+        tally.add(Stretch { at: 0, iova: 0, len: map.len(), most: page });
+        let (leaves, best) = (map.leaf_count(), sum(&tally.leaves()));
         let new = names(layout, &map.regions);
         let alike = found.iter_mut().find_map(|finding| match finding {
             PlanFinding::SmallPages { names, backing: of, bytes, leaves, best, .. }
@@ -171,6 +176,7 @@ fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
                     names: new,
                     backing,
                     bytes,
+                    page,
                     leaves,
                     best,
                     map_ratio,

@@ -93,9 +93,11 @@ pub enum PlanFinding {
         backing: Backing,
         /// The bytes in small pages.
         bytes: u64,
+        /// The size of the pages that would do, in bytes.
+        page: u64,
         /// How many leaves it takes.
         leaves: u64,
-        /// How many it could take.
+        /// How many it would take in such pages.
         best: u64,
         /// How many times as much mapping them costs, as measured.
         map_ratio: f64,
@@ -199,8 +201,8 @@ impl PlanFinding {
                 ),
                 "the kernel does not end the process",
             )],
-            Self::SmallPages { backing, leaves, best, map_ratio, .. } => {
-                small_pages(*backing, *leaves, *best, *map_ratio)
+            Self::SmallPages { backing, page, leaves, best, map_ratio, .. } => {
+                small_pages(*backing, *page, (*leaves, *best), *map_ratio)
             }
             Self::Misaligned { leaves, best, instead, .. } => vec![Mend::new(
                 format!("map it at {instead}"),
@@ -228,7 +230,8 @@ fn refused(
     match error {
         PlanError::OutsideApertures { below, .. } if backing == Backing::Registers => {
             mends.extend(elsewhere);
-            if let Some(bits) = below.map(|below| bits_of(below.last())) {
+            let bits = below.filter(|_| reserved.is_none()).map(|below| bits_of(below.last()));
+            if let Some(bits) = bits {
                 mends.push(Mend::new(
                     format!(
                         "give the guest fewer address bits: `-cpu host,host-phys-bits-limit={bits}`"
@@ -306,18 +309,19 @@ fn memlock(locked_by: LockedBy, all: u64) -> Vec<Mend> {
     mends
 }
 
-fn small_pages(backing: Backing, leaves: u64, best: u64, ratio: f64) -> Vec<Mend> {
+fn small_pages(backing: Backing, page: u64, (leaves, best): (u64, u64), ratio: f64) -> Vec<Mend> {
+    let (kib, mib) = (page >> 10, page >> 20);
     let fewer = format!("{best} leaves instead of {leaves}, and a map costs {ratio:.1} times less");
     let hugetlb = |path: &str| {
         Mend::new(
             format!(
                 "use hugetlb pages: `-object memory-backend-{path},prealloc=on` after \
-                 `echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`"
+                 `echo N > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages`"
             ),
             fewer.clone(),
         )
     };
-    let file = hugetlb("memfd,hugetlb=on,hugetlbsize=2M");
+    let file = hugetlb(&format!("memfd,hugetlb=on,hugetlbsize={mib}M"));
     match backing {
         Backing::Memfd | Backing::File => vec![
             file,

@@ -71,7 +71,7 @@ impl Tally {
         let granule_lg2 = lg2::floor(iommu.granule().max(8));
         let below_root = usize::try_from(iommu.levels().saturating_sub(1)).unwrap_or(0);
         Self {
-            sizes: LeafSizes::new(iommu.page_sizes),
+            sizes: LeafSizes::exactly(iommu.page_sizes),
             granule_lg2,
             index_bits: granule_lg2.saturating_sub(3).max(1),
             leaves: BTreeMap::new(),

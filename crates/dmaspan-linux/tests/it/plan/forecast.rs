@@ -325,3 +325,36 @@ fn memory_whose_pages_are_smaller_than_the_granule_cannot_be_mapped() {
     // Its window of interrupts lies in the low memory.
     assert!(names(&forecast).contains(&"outside-apertures"));
 }
+
+#[test]
+fn small_pages_are_compared_with_those_that_are_advised() {
+    let said = |layout: &PaperLayout| {
+        let forecast = Forecast::new(layout).unwrap();
+        let small = forecast.findings.into_iter().find(|finding| finding.name() == "small-pages");
+        small.map(|finding| match finding {
+            PlanFinding::SmallPages { page, best, .. } => {
+                (page, best, finding.mends()[0].action.clone())
+            }
+            other => panic!("{other:?}"),
+        })
+    };
+    let (page, best, advice) = said(&q35(4 * G1, PAGE)).unwrap();
+    assert_eq!((page, best), (M2, 2048));
+    assert!(advice.contains("hugetlbsize=2M") && advice.contains("hugepages-2048kB"), "{advice}");
+    let huge = Forecast::new(&q35(4 * G1, M2)).unwrap();
+    assert_eq!(huge.maps.iter().map(|map| map.leaf_count()).sum::<u64>(), best);
+    // An IOMMU of Arm whose large leaves have 512 MiB.
+    let iommu = PaperIommu::new(IommuModel::SmmuV3).with_granule(64 << 10).unwrap();
+    let (page, best, advice) =
+        said(&PaperLayout { iommu, ..q35(4 * G1, 64 << 10) }).unwrap_or_default();
+    assert_eq!((page, best), (512 << 20, 4), "the low memory has interrupts in it");
+    assert!(advice.contains("hugepages-524288kB"), "{advice}");
+    // One that has no large leaves, and says so.
+    let iommu = PaperIommu::new(IommuModel::Vtd).with_page_sizes(PAGE).unwrap();
+    let only = PaperLayout { iommu, ..q35(4 * G1, M2) };
+    assert_eq!(said(&only), None);
+    assert_eq!(
+        Forecast::new(&only).unwrap().leaves().into_iter().collect::<Vec<_>>(),
+        [(PAGE, 1 << 20)]
+    );
+}

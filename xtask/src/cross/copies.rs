@@ -6,11 +6,11 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::Target;
 use super::tools::Tools;
+use super::{Target, programs};
 
 /// The test, and how it is told what to do.
 const TEST: &str = "sys::bytes::tests::a_page_is_copied_as_often_as_the_environment_says";
@@ -23,10 +23,12 @@ const MOST: u64 = 3;
 
 /// Counts both and says how they compare.
 pub(super) fn check(target: &Target, tools: &Tools) -> Result<(), String> {
-    let program = program_of_tests(target, tools, "dmaspan-linux", &["--release"])?;
+    let built = programs::build(target, tools, "dmaspan-linux", &["--release", "--lib"])?;
+    let program = built.iter().find(|program| program.is_test);
+    let program = &program.ok_or("cargo names no program of tests")?.path;
     let mut counts = [0; 2];
     for (count, by) in counts.iter_mut().zip(["bounce", "memcpy"]) {
-        let run = |copies| instructions(target, tools, &program, &format!("{by}:{copies}"));
+        let run = |copies| instructions(target, tools, program, &format!("{by}:{copies}"));
         let (less, more) = (run(COPIES)?, run(2 * COPIES)?);
         *count = more.saturating_sub(less) / COPIES;
     }
@@ -40,30 +42,6 @@ pub(super) fn check(target: &Target, tools: &Tools) -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("{machine}: at most {MOST} times memcpy's are expected")),
     }
-}
-
-/// Builds the tests in a library's own modules, and returns their program.
-pub(super) fn program_of_tests(
-    target: &Target,
-    tools: &Tools,
-    package: &str,
-    more: &[&str],
-) -> Result<PathBuf, String> {
-    let mut build = super::cargo(target, tools, &["test", "--quiet", "--no-run"]);
-    build.args(more).args(["-p", package, "--lib", "--message-format", "json"]);
-    let built = build.stderr(Stdio::inherit()).output();
-    let built = built.map_err(|error| format!("cargo did not start: {error}"))?;
-    if !built.status.success() {
-        return Err(format!("the tests of {package} cannot be built: {}", built.status));
-    }
-    let text = String::from_utf8_lossy(&built.stdout);
-    let program = text.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_test = message.get("profile")?.get("test")?.as_bool()?;
-        let program = message.get("executable")?.as_str()?;
-        is_test.then(|| PathBuf::from(program))
-    });
-    program.ok_or_else(|| "cargo names no program of tests".to_owned())
 }
 
 /// How many instructions a run takes.

@@ -10,6 +10,7 @@
 //! | `guest` | a kernel of Arm with pages of 16 KiB, and the project's programs and tests in it |
 
 mod copies;
+mod programs;
 mod registers;
 mod tools;
 
@@ -19,6 +20,8 @@ use crate::debian::output_of;
 use crate::parts::Parts;
 use crate::{Checked, Outcome, guest, hw, no_std};
 use tools::Tools;
+
+pub(crate) use programs::File;
 
 /// A CPU whose programs are built here and emulated.
 #[derive(Debug)]
@@ -171,24 +174,14 @@ fn emulated(target: &Target, tools: &Tools, tests: &[&str]) -> Result<(), String
     crate::run(&mut test).map_err(|why| format!("tests of {} failed: {why}", target.triple))
 }
 
-/// The tests that run in guests of Arm, and where they lie in there.
-const TESTS_IN_GUESTS: [(&str, &str); 2] =
-    [("dmaspan-linux", "bin/tests-linux"), ("dmaspan-cli", "bin/tests-cli")];
-
-/// Builds the tests of what a library does with Linux, for guests of Arm.
+/// Builds the tests of what stands on Linux, for guests of Arm.
 ///
 /// # Errors
 ///
 /// What failed, in one line; cargo has said more by then.
-pub(crate) fn tests_of_linux() -> Result<Vec<(&'static str, Vec<u8>)>, String> {
-    let ([target, _], tools) = (&TARGETS, Tools::ready()?);
-    let mut tests = Vec::new();
-    for (package, place) in TESTS_IN_GUESTS {
-        let program = copies::program_of_tests(target, &tools, package, &[])?;
-        let read = |error| format!("{} cannot be read: {error}", program.display());
-        tests.push((place, std::fs::read(&program).map_err(read)?));
-    }
-    Ok(tests)
+pub(crate) fn tests_for_guests() -> Result<Vec<File>, String> {
+    let [target, _] = &TARGETS;
+    programs::for_guests(target, &Tools::ready()?)
 }
 
 /// A call of cargo for another CPU. Programs stand on nothing but a kernel, or its emulator.
@@ -197,6 +190,8 @@ fn cargo(target: &Target, tools: &Tools, arguments: &[&str]) -> Command {
     cargo.args(["--target", target.triple, "--target-dir"]);
     cargo.arg(crate::target_directory().join("cross"));
     build_for(&mut cargo, target, tools);
+    // An emulator runs what is not optimised for minutes.
+    cargo.env("CARGO_PROFILE_TEST_OPT_LEVEL", "1");
     cargo
 }
 

@@ -153,15 +153,26 @@ pub(super) const BOOTS: &[Boot] = &[
             DEVICES,
             NVME,
             PEER,
+            HUGEPAGES,
             DEVICES,
             "dmaspan map 64M --runs 1 --backend vfio:0000:00:05.0",
-            "dmaspan-nvme identify 0000:00:05.0 --backend vfio",
             "dmaspan-nvme read 0000:00:05.0 --backend vfio --blocks 16384 --out /dev/null",
-            "dmaspan-nvme bench 0000:00:05.0 --backend vfio --count 2000 --turns 4 --format json",
-            // A model of a kernel with pages of 4 KiB.
-            "tests-linux --test-threads 2 --skip sys::mapping_table::tests",
-            // Guests have no shell, by which it tries a command that it says.
-            "tests-cli --test-threads 2 --skip left_over::tests::pages_of_a_run_that_is_gone",
+        ],
+        backends: &["vfio"],
+        ..PLAIN
+    },
+    Boot {
+        name: "arm-tests",
+        on: &[On::Arm],
+        iommu: Iommu::Smmu,
+        seconds: 1500,
+        commands: &[
+            "tests-linux --test-threads 2",
+            "tests-linux-pinner --test-threads 2",
+            // It reads the source, which guests do not have.
+            "tests-linux-it --test-threads 2 --skip unsafe_blocks::",
+            "tests-cli --test-threads 2",
+            "tests-cli-it --test-threads 2",
         ],
         ..PLAIN
     },

@@ -10,6 +10,7 @@ pub(super) struct Archive {
 
 const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
 
 impl Archive {
     /// Adds a folder. Those above it have to be there already.
@@ -20,6 +21,11 @@ impl Archive {
     /// Adds a file that may be run.
     pub(super) fn file(&mut self, path: &str, contents: &[u8]) {
         self.entry(path, FILE, contents);
+    }
+
+    /// Adds a symbolic link.
+    pub(super) fn link(&mut self, path: &str, to: &str) {
+        self.entry(path, LINK, to.as_bytes());
     }
 
     /// The whole archive.
@@ -58,6 +64,7 @@ mod tests {
         let mut archive = Archive::default();
         archive.folder("bin");
         archive.file("bin/x", b"hello");
+        archive.link("y", "bin/x");
         let bytes = archive.finish();
         let text = String::from_utf8(bytes.clone()).unwrap();
         // 110 bytes of header, and the name with its end.
@@ -69,6 +76,8 @@ mod tests {
         assert_eq!(&text[second + 94..second + 102], "00000006", "the name's");
         let data = second + (110usize + 6).next_multiple_of(4);
         assert_eq!(&text[data..data + 8], "hello\0\0\0");
+        assert!(text[data + 8..].starts_with("070701000000030000a1ff"), "{}", &text[data + 8..]);
+        assert!(text[data + 8..].contains("y\0") && text[data + 8..].contains("bin/x\0"));
         assert!(text[data + 8..].contains("TRAILER!!!\0"));
         assert_eq!(bytes.len() % 4, 0);
     }

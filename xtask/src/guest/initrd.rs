@@ -1,11 +1,13 @@
 //! A guest begins with this: its programs, its kernel's modules and its list of commands.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::boots::Iommu;
 use super::cpio::Archive;
 use super::kernels::{Cpu, Ready};
+use crate::cross::File;
 use crate::{cargo, cross};
 
 const X86: &str = "x86_64-unknown-linux-gnu";
@@ -26,8 +28,17 @@ const PROGRAMS: [Program; 3] = [
 /// The one that a guest begins with, once more: an example of its package.
 const INIT: &str = "dmaspan-guest";
 
-/// Where the programs lie in a guest, and what they are.
-pub(super) type Programs = Vec<(&'static str, Vec<u8>)>;
+/// What the shell is, too, under these names.
+const SHELL_IS: [&str; 6] = ["cat", "kill", "mount", "rm", "sleep", "unshare"];
+
+/// The programs of a guest.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Programs {
+    /// Where they lie, and what they are.
+    own: Vec<(&'static str, Vec<u8>)>,
+    /// Tests, and what they start.
+    tests: Vec<File>,
+}
 
 /// Builds the programs so that they stand on nothing but a kernel, in a target directory of their
 /// own: everything is built anew for the flag.
@@ -53,19 +64,19 @@ pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "true");
     crate::run(&mut build).map_err(|why| format!("its programs cannot be built: {why}"))?;
     let built = target.join(triple).join("release");
-    let mut programs = Programs::new();
+    let mut programs = Programs::default();
     for Program { name, place, .. } in PROGRAMS {
         let program = if name == INIT {
             let program = read(&built.join("examples").join(name))?;
-            programs.push(("init", program.clone()));
+            programs.own.push(("init", program.clone()));
             program
         } else {
             read(&built.join(name))?
         };
-        programs.push((place, program));
+        programs.own.push((place, program));
     }
     if cpu == Cpu::Arm {
-        programs.extend(cross::tests_of_linux()?);
+        programs.tests = cross::tests_for_guests()?;
     }
     Ok(programs)
 }
@@ -82,9 +93,14 @@ pub(super) fn write(
     commands: &[String],
 ) -> Result<Vec<u8>, String> {
     let mut archive = Archive::default();
-    ["bin", "guest", "modules"].iter().for_each(|folder| archive.folder(folder));
-    for (place, program) in programs {
+    ["bin", "guest", "modules", "run"].iter().for_each(|folder| archive.folder(folder));
+    for (place, program) in &programs.own {
         archive.file(place, program);
+    }
+    add_tests(&programs.tests, &mut archive);
+    if let Some(shell) = &kernel.shell {
+        archive.file("bin/sh", &read(shell)?);
+        SHELL_IS.iter().for_each(|name| archive.link(&format!("bin/{name}"), "sh"));
     }
     let mut order = String::new();
     for (name, file) in wanted(&kernel.modules, iommu) {
@@ -94,6 +110,32 @@ pub(super) fn write(
     archive.file("modules/order", order.as_bytes());
     archive.file("guest/commands", (commands.join("\n") + "\n").as_bytes());
     Ok(archive.finish())
+}
+
+fn add_tests(tests: &[File], archive: &mut Archive) {
+    let mut folders = BTreeSet::new();
+    for test in tests {
+        match test {
+            File::Program(path, program) => {
+                let all: Vec<&Path> = path.ancestors().skip(1).map(in_archive).collect();
+                // The archive's own root comes last.
+                for folder in all.into_iter().rev().skip(1) {
+                    if folders.insert(folder) {
+                        archive.folder(&folder.to_string_lossy());
+                    }
+                }
+                archive.file(&in_archive(path).to_string_lossy(), program);
+            }
+            File::Name(name, path) => {
+                archive.link(&format!("bin/{name}"), &path.to_string_lossy());
+            }
+        }
+    }
+}
+
+/// A path below the archive's root.
+fn in_archive(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
 }
 
 /// The modules for an IOMMU.

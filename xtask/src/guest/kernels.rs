@@ -25,6 +25,10 @@ const MODULES: [&str; 7] = [
     "vfio-pci",
 ];
 
+/// The program that is a shell, and the package that has it; guests with tests have it.
+const SHELL: &str = "busybox";
+const SHELL_PACKAGE: &str = "busybox-static/trixie";
+
 /// Where a kernel comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
@@ -105,6 +109,8 @@ pub(super) struct Ready {
     pub(super) image: PathBuf,
     /// Its modules and their files, in the order in which they are loaded.
     pub(super) modules: Vec<(&'static str, PathBuf)>,
+    /// A program that is a shell, and others, for tests that start them.
+    pub(super) shell: Option<PathBuf>,
 }
 
 impl Kernel {
@@ -156,7 +162,7 @@ fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
             if !image.is_file() {
                 return Err(format!("{IMAGE} names {}, which is not a file", image.display()));
             }
-            return Ok(Ready { kernel, image, modules: Vec::new() });
+            return Ok(Ready { kernel, image, modules: Vec::new(), shell: None });
         }
         _ => place.join("vmlinuz"),
     };
@@ -166,7 +172,11 @@ fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
     let file = |name: &str| place.join("modules").join(format!("{name}.ko"));
     let modules = MODULES.map(|name| (name, file(name)));
     let modules = modules.into_iter().filter(|(_, file)| file.is_file()).collect();
-    Ok(Ready { kernel, image, modules })
+    let shell = Some(place.join(SHELL)).filter(|shell| shell.is_file());
+    if kernel.cpu != Cpu::X86 && shell.is_none() {
+        return Err("its shell is not there".to_owned());
+    }
+    Ok(Ready { kernel, image, modules, shell })
 }
 
 /// The image that the environment names.
@@ -199,10 +209,13 @@ fn fetch(
         let root = machine.root(&apt, packages::SUITES, lock)?;
         for kernel in missing {
             let unpack = |series, new: &Path| unpack(&root, series, kernel.flavour, new, lock);
-            let done = replace(&folder.join(kernel.name), |new| match kernel.origin {
-                Origin::Series(series) => unpack(Some(series), new),
-                Origin::Newest => unpack(None, new),
-                Origin::Image => source::build(&root, new, lock),
+            let done = replace(&folder.join(kernel.name), |new| {
+                match kernel.origin {
+                    Origin::Series(series) => unpack(Some(series), new),
+                    Origin::Newest => unpack(None, new),
+                    Origin::Image => source::build(&root, new, lock),
+                }?;
+                if cpu == Cpu::X86 { Ok(()) } else { unpack_shell(&root, new, lock) }
             });
             failed.extend(done.err().map(|why| (kernel.name, why)));
         }
@@ -243,6 +256,18 @@ fn unpack(
     }
     fs::write(place.join("release"), choice.release).map_err(fail)?;
     remove(&tree).and_then(|()| remove(&place.join("packages"))).map_err(fail)
+}
+
+fn unpack_shell(root: &debian::Root<'_>, place: &Path, lock: &File) -> Result<(), String> {
+    let (packages, tree) = (place.join("packages"), place.join("tree"));
+    debian::unpack(&root.download(&packages, &[SHELL_PACKAGE])?, &tree, lock)?;
+    let fail = |error: io::Error| cannot_write(place, &error);
+    let mut all = Vec::new();
+    files_below(&tree, &mut all).map_err(fail)?;
+    let shell = all.iter().find(|path| file_name(path) == SHELL);
+    let shell = shell.ok_or("its package has no shell")?;
+    fs::rename(shell, place.join(SHELL)).map_err(fail)?;
+    remove(&tree).and_then(|()| remove(&packages)).map_err(fail)
 }
 
 /// A module without its compression.

@@ -375,7 +375,8 @@ mod tests {
     use super::*;
 
     fn with_guest(limit: Duration, test: impl FnOnce(&Guest<'_>)) {
-        let kernel = Ready { kernel: KERNELS[0], image: PathBuf::new(), modules: Vec::new() };
+        let (image, modules, shell) = (PathBuf::new(), Vec::new(), None);
+        let kernel = Ready { kernel: KERNELS[0], image, modules, shell };
         let mut guest = Guest::of_boot(&BOOTS[0], &kernel);
         guest.limit = limit;
         test(&guest);

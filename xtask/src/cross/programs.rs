@@ -1,0 +1,131 @@
+//! Programs that cargo builds for another CPU, and where guests have them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use super::Target;
+use super::tools::Tools;
+
+/// A program that was built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// Its crate's name.
+    name: String,
+    /// Whether it runs tests.
+    pub(super) is_test: bool,
+    /// Whether it is made of a library's own modules.
+    is_own: bool,
+    /// Where it lies.
+    pub(super) path: PathBuf,
+}
+
+/// The packages whose tests guests run.
+const PACKAGES: [&str; 2] = ["dmaspan-linux", "dmaspan-cli"];
+
+/// A file of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum File {
+    /// A program, at the path that it has on this machine: tests start others by their paths.
+    Program(PathBuf, Vec<u8>),
+    /// Another name for it.
+    Name(String, PathBuf),
+}
+
+/// Builds the tests of what stands on Linux, and what they start. A guest calls those in a library's
+/// own modules `tests-linux`, and those of a program in `tests` by its name, too: `tests-linux-it`.
+///
+/// # Errors
+///
+/// What failed, in one line; cargo has said more by then.
+pub(super) fn for_guests(target: &Target, tools: &Tools) -> Result<Vec<File>, String> {
+    let mut files = Vec::new();
+    for package in PACKAGES {
+        for program in build(target, tools, package, &["--tests", "--examples"])? {
+            let read = fs::read(&program.path);
+            let unread = |error| format!("{} cannot be read: {error}", program.path.display());
+            files.push(File::Program(program.path.clone(), read.map_err(unread)?));
+            if program.is_test {
+                files.push(File::Name(program.name_in_guests(package), program.path));
+            }
+        }
+    }
+    Ok(files)
+}
+
+impl Program {
+    fn name_in_guests(&self, package: &str) -> String {
+        let package = package.trim_start_matches("dmaspan-");
+        match self.is_own {
+            true => format!("tests-{package}"),
+            false => format!("tests-{package}-{}", self.name),
+        }
+    }
+}
+
+/// Builds what a call of `cargo test` would run, and returns all programs.
+///
+/// # Errors
+///
+/// What failed, in one line; cargo has said more by then.
+pub(super) fn build(
+    target: &Target,
+    tools: &Tools,
+    package: &str,
+    what: &[&str],
+) -> Result<Vec<Program>, String> {
+    let mut build = super::cargo(target, tools, &["test", "--quiet", "--no-run"]);
+    build.args(["-p", package, "--message-format", "json-render-diagnostics"]).args(what);
+    let built = build.stderr(Stdio::inherit()).output();
+    let built = built.map_err(|error| format!("cargo did not start: {error}"))?;
+    match built.status.success() {
+        true => Ok(read(&String::from_utf8_lossy(&built.stdout))),
+        false => Err(format!("the tests of {package} cannot be built: {}", built.status)),
+    }
+}
+
+/// The programs that cargo's messages name.
+fn read(messages: &str) -> Vec<Program> {
+    let program = |line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let of = message.get("target")?;
+        Some(Program {
+            name: of.get("name")?.as_str()?.to_owned(),
+            is_test: message.get("profile")?.get("test")?.as_bool()?,
+            is_own: of.get("kind")?.as_array()?.iter().all(|kind| kind == "lib"),
+            path: message.get("executable")?.as_str()?.into(),
+        })
+    };
+    messages.lines().filter_map(program).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_from_libraries_and_named_by_what_they_test() {
+        let message = |kind, name, test, executable| {
+            format!(
+                r#"{{"target":{{"kind":["{kind}"],"name":"{name}"}},
+                "profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+            .replace('\n', "")
+        };
+        let text = [
+            message("lib", "dmaspan_linux", "false", "null"),
+            message("lib", "dmaspan_linux", "true", r#""/a/own""#),
+            message("test", "it", "true", r#""/a/it""#),
+            message("example", "fixed_copy", "false", r#""/a/examples/fixed_copy""#),
+            r#"{"reason":"build-finished"}"#.to_owned(),
+        ];
+        let programs = read(&text.join("\n"));
+        let paths: Vec<_> = programs.iter().map(|it| it.path.to_str().unwrap()).collect();
+        assert_eq!(paths, ["/a/own", "/a/it", "/a/examples/fixed_copy"]);
+        let tests = programs.iter().filter(|it| it.is_test);
+        let names: Vec<_> = tests.map(|it| it.name_in_guests("dmaspan-linux")).collect();
+        assert_eq!(names, ["tests-linux", "tests-linux-it"]);
+    }
+}

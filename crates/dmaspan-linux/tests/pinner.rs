@@ -30,8 +30,14 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The size of the kernel's own page.
+fn page() -> u64 {
+    MemoryKind::Base.page_size()
+}
+
+/// At least so long: of whole pages.
 fn memory(kind: MemoryKind, len: u64) -> Arc<Memory> {
-    Arc::new(Memory::new(kind, len).unwrap())
+    Arc::new(Memory::new(kind, len.next_multiple_of(kind.page_size())).unwrap())
 }
 
 /// A pinner of virtual addresses, which every user can have.
@@ -105,7 +111,7 @@ fn the_kernel_counts_what_is_pinned_and_nothing_after() {
     for (kind, len) in [(MemoryKind::Thp, 4 << 20), (MemoryKind::Base, 5 << 20)] {
         let memory = memory(kind, len);
         let Some((held, spans)) = pin(&pinner, &memory, memory.user_range()) else { return };
-        assert_eq!(status("VmPin") - before, charged(len), "{kind}");
+        assert_eq!(status("VmPin") - before, charged(memory.len()), "{kind}");
         end(&pinner, held, &spans);
         assert_eq!(status("VmPin"), before, "{kind}");
     }
@@ -116,11 +122,11 @@ fn a_pin_over_several_chunks_is_pinned_and_released_whole() {
     let _turn = turn();
     let Some(pinner) = with(PinMethod::IoUring) else { return };
     let before = status("VmPin");
-    let len = (2 << 30) + (6 << 20);
-    let memory = memory(MemoryKind::Thp, len);
-    let range = memory.sub_range(4096, len - 8192).unwrap();
+    let memory = memory(MemoryKind::Thp, (2 << 30) + (6 << 20));
+    let len = memory.len() - 2 * page();
+    let range = memory.sub_range(page(), len).unwrap();
     let Some((held, spans)) = pin(&pinner, &memory, range) else { return };
-    assert!(status("VmPin") - before >= charged(len - 8192));
+    assert!(status("VmPin") - before >= charged(len));
     end(&pinner, held, &spans);
     assert_eq!(status("VmPin"), before);
 }
@@ -200,12 +206,12 @@ fn overlapping_pins_end_one_by_one() {
         let memory = memory(MemoryKind::Base, 1 << 20);
         let Some((first, first_spans)) = pin(&one, &memory, memory.user_range()) else { return };
         let Some((second, second_spans)) =
-            pin(&two, &memory, memory.sub_range(0x1800, 0x2000).unwrap())
+            pin(&two, &memory, memory.sub_range(page() + page() / 2, 2 * page()).unwrap())
         else {
             return;
         };
         end(&one, first, &first_spans);
-        let counted = if counter == "VmPin" { charged(0x3000) } else { 0x3000 };
+        let counted = if counter == "VmPin" { charged(3 * page()) } else { 3 * page() };
         assert_eq!(status(counter) - before, counted, "{method}");
         end(&two, second, &second_spans);
         assert_eq!(status(counter), before, "{method}");
@@ -256,7 +262,7 @@ fn statistics_of<A: FrameAddress>(pinner: &LinuxPinner<A>) {
     let stats = pinner.reset_stats();
     assert!(stats.pin_ns > 0 && stats.unpin_ns > 0, "{stats:?}");
     if A::MODE == FrameMode::Physical {
-        assert_eq!(stats.lookups, (4 << 20) / 4096);
+        assert_eq!(stats.lookups, (4 << 20) / page());
         assert!(stats.lookup_ns > 0);
     }
     assert_eq!(pinner.stats().lookups, 0);
@@ -268,13 +274,13 @@ fn pins_of_many_threads_do_not_disturb_each_other() {
     let _turn = turn();
     let pinner = LinuxPinner::<HostAddr>::new().unwrap();
     let before = status("VmPin");
-    let memory = memory(MemoryKind::Base, 4 << 20);
+    let memory = memory(MemoryKind::Base, 256 * page());
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
             let (pinner, memory) = (&pinner, &memory);
             scope.spawn(move || {
                 for n in 0..50 {
-                    let range = memory.sub_range(thread << 20, (n + 1) * 4096).unwrap();
+                    let range = memory.sub_range(thread * 64 * page(), (n + 1) * page()).unwrap();
                     let Some((held, spans)) = pin(pinner, memory, range) else { return };
                     end(pinner, held, &spans);
                 }
@@ -304,8 +310,8 @@ fn frame_map_finds_every_page<A: FrameAddress>(pinner: &LinuxPinner<A>) {
         pinner.frames().page_frames(&memory, range, &mut pages).unwrap();
         for (number, paddr) in (0..).zip(&pages) {
             let (offset, left) = map.locate(*paddr).unwrap();
-            assert_eq!(offset, number * 4096);
-            assert!(left >= 4096);
+            assert_eq!(offset, number * page());
+            assert!(left >= page());
         }
         end(pinner, held, &spans);
     }

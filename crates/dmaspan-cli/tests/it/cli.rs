@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dmaspan_linux::MemoryKind;
 use serde_json::Value;
 
 // Tests that pin, whose user may pin little, take turns too.
@@ -38,6 +39,12 @@ fn json(args: &[&str]) -> (Value, Output) {
     let output = run(&[&["map", "--format", "json"], args].concat());
     let value = serde_json::from_slice(&output.stdout);
     (value.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output))), output)
+}
+
+/// So many MiB, or a whole transparent huge page where that is larger: on Arm it may be.
+fn huge(mib: u64) -> (u64, String) {
+    let bytes = (mib * MIB).next_multiple_of(MemoryKind::Thp.page_size());
+    (bytes, format!("{}M", bytes / MIB))
 }
 
 fn number(value: &Value) -> u64 {
@@ -106,10 +113,11 @@ fn every_usual_kind_is_mapped_verified_and_gone_after_the_unmap() {
     }
     let _turn = turn();
     let pages_before = hugetlb_pages();
-    let (report, output) = json(&["8M", "--runs", "2"]);
+    let (bytes, size) = huge(8);
+    let (report, output) = json(&[&size, "--runs", "2"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(report["backend"], "soft");
-    assert_eq!(number(&report["size_bytes"]), 8 * MIB);
+    assert_eq!(number(&report["size_bytes"]), bytes);
     assert_eq!(number(&report["granule"]), 4096);
     assert_eq!(number(&report["runs"]), 2);
     assert!(["io_uring", "mlock"].contains(&report["pin"].as_str().unwrap()));
@@ -121,8 +129,8 @@ fn every_usual_kind_is_mapped_verified_and_gone_after_the_unmap() {
     let mut verified = 0;
     for row in rows(&report) {
         if !skipped(row) {
-            check_row(row, 8 * MIB);
-            verified += 8 * MIB;
+            check_row(row, bytes);
+            verified += bytes;
         }
     }
     assert_eq!(number(&report["verified_bytes"]), verified);
@@ -180,13 +188,14 @@ fn a_run_that_is_killed_gives_hugetlb_pages_back() {
 #[test]
 fn every_granule_maps_memory_of_huge_pages() {
     let _turn = turn();
-    for (granule, bytes) in [("4k", 4096), ("16k", 16384), ("64k", 65536)] {
-        let (report, output) = json(&["4M", "--memory", "thp", "--granule", granule, "--runs=1"]);
-        assert_eq!(number(&report["granule"]), bytes);
+    let (bytes, size) = huge(4);
+    for (granule, page) in [("4k", 4096), ("16k", 16384), ("64k", 65536)] {
+        let (report, output) = json(&[&size, "--memory", "thp", "--granule", granule, "--runs=1"]);
+        assert_eq!(number(&report["granule"]), page);
         let row = &rows(&report)[0];
         if !skipped(row) {
             assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-            check_row(row, 4 * MIB);
+            check_row(row, bytes);
         }
     }
 }
@@ -197,19 +206,20 @@ fn scattered_pages_under_a_larger_granule_say_why_and_others_go_on() {
     if needs_root() {
         return;
     }
-    let args = ["32M", "--memory", "base,thp", "--granule", "64k", "--runs", "1"];
+    let (bytes, size) = huge(32);
+    let args = [&size, "--memory", "base,thp", "--granule", "64k", "--runs", "1"];
     let (report, output) = json(&args);
     let [base, thp] = rows(&report) else { panic!("{report}") };
     let Some(reason) = base["skipped"].as_str() else {
-        check_row(base, 32 * MIB);
+        check_row(base, bytes);
         return eprintln!("SKIP: the base pages happen to be contiguous, or frames are hidden");
     };
-    assert!(
-        reason.starts_with("scattered frames of 4 KiB cannot be mapped with a granule of 64 KiB: "),
-        "{reason}"
-    );
+    let page = MemoryKind::Base.page_size() >> 10;
+    let says =
+        format!("scattered frames of {page} KiB cannot be mapped with a granule of 64 KiB: ");
+    assert!(reason.starts_with(&says), "{reason}");
     if !skipped(thp) {
-        check_row(thp, 32 * MIB);
+        check_row(thp, bytes);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     }
 }
@@ -243,7 +253,8 @@ fn files_in_memory_are_mapped_too() {
 #[test]
 fn the_table_is_narrow_plain_and_ends_with_a_verdict() {
     let _turn = turn();
-    let output = run(&["map", "4M", "--memory", "thp,base", "--runs", "1"]);
+    let (bytes, size) = huge(4);
+    let output = run(&["map", &size, "--memory", "thp,base", "--runs", "1"]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     for line in text.lines() {
@@ -252,18 +263,20 @@ fn the_table_is_narrow_plain_and_ends_with_a_verdict() {
     assert!(!text.contains('\x1b'), "{text}");
     let last: Vec<&str> = text.lines().rev().take(2).collect();
     assert_eq!(last[0], "✓ nothing translates after the unmap", "{text}");
-    assert!(last[1].starts_with("✓ the device wrote and read back 8 MiB"), "{text}");
+    let both = format!("✓ the device wrote and read back {} MiB", 2 * bytes / MIB);
+    assert!(last[1].starts_with(&both), "{text}");
     assert_eq!(stderr(&output), "");
 }
 
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
+    let page = format!("multiple of {} KiB", MemoryKind::Base.page_size() >> 10);
     for (args, part) in [
         (&["map", "0"][..], "size of 0"),
         (&["map", "lots"], "512M, 4G or 1.5GiB"),
         (&["map", "-5"], "unexpected argument '-5'"),
         (&["map", "0.3K"], "whole number of bytes"),
-        (&["map", "4097", "--memory", "base"], "multiple of 4 KiB"),
+        (&["map", "4097", "--memory", "base"], &page),
         (&["map", "1M", "--memory", "base,hugetlb"], "multiple of 2 MiB"),
         (&["map", "1M", "--memory", "hugetlb"], "1 MiB is not a multiple"),
         (&["map", "1M", "--memory", "hugetlb"], "`--memory base`"),
@@ -319,7 +332,8 @@ fn help_and_version_are_there() {
 #[test]
 fn without_privilege_virtual_addresses_stand_for_frames() {
     let _turn = turn();
-    let args = ["map", "2M", "--memory", "thp", "--format", "json", "--runs", "1"];
+    let (bytes, size) = huge(2);
+    let args = ["map", &size, "--memory", "thp", "--format", "json", "--runs", "1"];
     // A user who is nobody, where this one may become one.
     let output = match dmaspan(&args).uid(65534).gid(65534).output() {
         Ok(output) => output,
@@ -332,7 +346,7 @@ fn without_privilege_virtual_addresses_stand_for_frames() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(report["frames"], "virtual");
     assert_eq!(rows(&report)[0]["spans"], 1);
-    check_row(&rows(&report)[0], 2 * MIB);
+    check_row(&rows(&report)[0], bytes);
     assert!(stderr(&output).contains("note: spans are contiguous in virtual memory only"));
 }
 
@@ -343,7 +357,7 @@ fn a_report_that_cannot_be_written_is_an_error() {
         let Ok(full) = fs::OpenOptions::new().write(true).open("/dev/full") else {
             return eprintln!("SKIP: there is no /dev/full");
         };
-        let args = ["map", "2M", "--memory", "thp", "--runs", "1", "--format", format];
+        let args = ["map", &huge(2).1, "--memory", "thp", "--runs", "1", "--format", format];
         let output = dmaspan(&args).stdout(full).stderr(Stdio::piped()).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         let text = stderr(&output);
@@ -379,7 +393,7 @@ fn a_holder_that_is_asked_to_end_holds_until_its_input_ends() {
 fn a_reader_that_goes_away_is_no_panic() {
     let _turn = turn();
     for format in ["table", "json"] {
-        let args = ["map", "2M", "--memory", "thp", "--runs", "1", "--format", format];
+        let args = ["map", &huge(2).1, "--memory", "thp", "--runs", "1", "--format", format];
         let mut child =
             dmaspan(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());

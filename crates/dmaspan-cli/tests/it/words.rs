@@ -7,6 +7,7 @@ use std::process::{self, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use dmaspan_linux::MemoryKind;
 use serde_json::Value;
 
 use crate::turn::turn;
@@ -119,15 +120,18 @@ fn a_low_limit_of_locked_memory_chooses_what_fits_or_says_what_does_not_once() {
     let Some(all) = as_nobody("ulimit -l 64; \"$0\" map --runs 1") else { return };
     let text = stderr(&all);
     assert_eq!(all.status.code(), Some(2), "{text}");
-    assert!(text.contains("may pin only 64 KiB") && text.contains("`ulimit -l 4096`"), "{text}");
+    let huge = MemoryKind::Thp.page_size().max(2 << 20);
+    let advice = format!("`ulimit -l {}`", 2 * huge >> 10);
+    assert!(text.contains("may pin only 64 KiB") && text.contains(&advice), "{text}");
     let line = "ulimit -l 64; \"$0\" map --memory base --runs 1 --format json";
     let base = as_nobody(line).unwrap();
     assert_eq!(base.status.code(), Some(0), "{}", stderr(&base));
     let report: Value = serde_json::from_slice(&base.stdout).unwrap();
     assert_eq!(report["size_bytes"], 32 << 10);
     // Two kinds, each refused for the same limit, in one file.
-    let line = "ulimit -l 64; \"$0\" map 4M --memory base,thp,memfd --runs 1 2>&1";
-    let both = as_nobody(line).unwrap();
+    let size = huge.max(4 << 20) >> 20;
+    let line = format!("ulimit -l 64; \"$0\" map {size}M --memory base,thp,memfd --runs 1 2>&1");
+    let both = as_nobody(&line).unwrap();
     assert_eq!(both.status.code(), Some(1));
     let text = stdout(&both).split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(text.matches("RLIMIT_MEMLOCK").count(), 1, "{text}");

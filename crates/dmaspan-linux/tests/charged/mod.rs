@@ -29,9 +29,10 @@ pub(crate) fn charged(bytes: u64) -> u64 {
         let options =
             PinnerOptions { method: Some(PinMethod::IoUring), ..PinnerOptions::default() };
         let pinner = LinuxPinner::<HostAddr>::with(options).unwrap();
-        let page = Arc::new(Memory::new(MemoryKind::Base, 4096).unwrap());
+        let len = MemoryKind::Base.page_size();
+        let page = Arc::new(Memory::new(MemoryKind::Base, len).unwrap());
         let pin = pinner.pin(&page, page.user_range(), Prot::READ_WRITE, &mut Vec::new()).unwrap();
-        let charges = status("VmPin") - before == 4096;
+        let charges = status("VmPin") - before == len;
         pinner.give_back(pin);
         let capabilities = u64::from_str_radix(&line("CapEff"), 16).unwrap();
         assert!(charges || capabilities >> 14 & 1 == 1, "nothing counts what is pinned");

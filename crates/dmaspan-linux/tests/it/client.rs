@@ -15,11 +15,15 @@ use dmaspan_linux::{Memory, MemoryKind};
 
 use crate::fixed::support::{Random, file_with, pattern};
 
-const PAGE: u64 = 4096;
 const READ: Prot = Prot::READ;
 const WRITE: Prot = Prot::WRITE;
 const BOTH: Prot = Prot::READ_WRITE;
 /// Longer than any of these waits takes.
+/// The kernel's own page.
+fn page_size() -> u64 {
+    MemoryKind::Base.page_size()
+}
+
 const LONG: Duration = Duration::from_secs(600);
 
 fn at(start: u64) -> Iova {
@@ -36,11 +40,14 @@ fn size(value: u64) -> usize {
 
 /// A region of a memfd that this process has mapped twice: as the client, and as the server.
 fn region(regions: &ClientRegions, start: u64, pages: u64, access: Prot) -> Memory {
-    let client = Memory::new(MemoryKind::Memfd, pages * PAGE).unwrap();
+    let client = Memory::new(MemoryKind::Memfd, pages * page_size()).unwrap();
     let (fd, offset) = client.file().unwrap();
     let fd = fd.try_clone_to_owned().unwrap();
-    let server = Memory::from_file(fd, offset, pages * PAGE).unwrap();
-    assert_eq!(regions.insert(at(start), access, Arc::new(server)), Ok(span(start, pages * PAGE)));
+    let server = Memory::from_file(fd, offset, pages * page_size()).unwrap();
+    assert_eq!(
+        regions.insert(at(start), access, Arc::new(server)),
+        Ok(span(start, pages * page_size()))
+    );
     client
 }
 
@@ -50,9 +57,9 @@ fn what_is_written_to_held_memory_is_the_clients_over_all_its_regions() {
     let base = 0x1_0000;
     // Pages in turn, each a region and a memfd of its own.
     let clients: Vec<_> =
-        (0..5).map(|page| region(&regions, base + page * PAGE, 1, BOTH)).collect();
+        (0..5).map(|page| region(&regions, base + page * page_size(), 1, BOTH)).collect();
     let mut random = Random(3);
-    let mut model = vec![0; size(5 * PAGE)];
+    let mut model = vec![0; size(5 * page_size())];
     for _ in 0..300 {
         let start = random.below(model.len() - 1);
         let len = 1 + random.below((model.len() - start).min(9000));
@@ -69,35 +76,35 @@ fn what_is_written_to_held_memory_is_the_clients_over_all_its_regions() {
         assert_eq!(total, len);
     }
     for (page, client) in clients.iter().enumerate() {
-        let mut bytes = vec![0; size(PAGE)];
+        let mut bytes = vec![0; size(page_size())];
         client.read(0, &mut bytes).unwrap();
-        assert_eq!(bytes, model[page * size(PAGE)..][..size(PAGE)]);
+        assert_eq!(bytes, model[page * size(page_size())..][..size(page_size())]);
     }
 }
 
 #[test]
 fn memory_says_where_it_is_and_copies_within_itself_alone() {
-    let memory = Memory::new(MemoryKind::Base, 2 * PAGE).unwrap();
+    let memory = Memory::new(MemoryKind::Base, 2 * page_size()).unwrap();
     let start = memory.user_range().start().get();
     let there = memory.slice().span().unwrap();
-    assert_eq!((there.start().get(), there.len()), (start, 2 * PAGE));
-    for (offset, len) in [(2 * PAGE, 1), (2 * PAGE - 3, 4), (u64::MAX, 1)] {
+    assert_eq!((there.start().get(), there.len()), (start, 2 * page_size()));
+    for (offset, len) in [(2 * page_size(), 1), (2 * page_size() - 3, 4), (u64::MAX, 1)] {
         let outside = memory.slice().part(offset.try_into().unwrap(), len);
         assert_eq!(outside, None);
         let refused = dmaspan::regbuf::HostMemory::write(&memory, offset, &vec![1; len]);
-        assert_eq!(refused.unwrap_err().buffer, 2 * PAGE);
+        assert_eq!(refused.unwrap_err().buffer, 2 * page_size());
         let refused = dmaspan::regbuf::HostMemory::read(&memory, offset, &mut vec![1; len]);
         assert_eq!(refused.unwrap_err().offset, offset);
     }
-    let part = memory.slice().part(size(PAGE), 8).unwrap();
-    assert_eq!((part.span().unwrap().start().get(), part.len()), (start + PAGE, 8));
+    let part = memory.slice().part(size(page_size()), 8).unwrap();
+    assert_eq!((part.span().unwrap().start().get(), part.len()), (start + page_size(), 8));
 }
 
 #[test]
 fn files_are_read_and_written_straight_from_held_memory() {
     let regions = ClientRegions::new();
     for page in 0..3 {
-        drop(region(&regions, page * PAGE, 1, BOTH));
+        drop(region(&regions, page * page_size(), 1, BOTH));
     }
     let bytes: Vec<u8> = (0..40_000).map(pattern).collect();
     let disk = file_with(&bytes, 0).unwrap();
@@ -137,25 +144,31 @@ impl RemoteMemory for Nobody {
 fn a_file_is_not_touched_where_memory_is_not_held_for_that() {
     let regions = ClientRegions::new();
     drop(region(&regions, 0, 1, BOTH));
-    regions.insert_remote(at(PAGE), PAGE, BOTH, Arc::new(Nobody)).unwrap();
+    regions.insert_remote(at(page_size()), page_size(), BOTH, Arc::new(Nobody)).unwrap();
     let file = file_with(b"0123456789", 0).unwrap();
     let of = |error: HeldFileError<Iova>| match error {
         HeldFileError::Held(error) => error,
         error => panic!("{error}"),
     };
-    let held = regions.hold(at(0), PAGE, READ).unwrap();
+    let held = regions.hold(at(0), page_size(), READ).unwrap();
     let error = of(client::read_file(&held, 0..8, &file, 0).unwrap_err());
-    assert_eq!(error, HeldError::Access { held: span(0, PAGE), wanted: WRITE, access: READ });
-    let held = regions.hold(at(0), PAGE, WRITE).unwrap();
+    assert_eq!(
+        error,
+        HeldError::Access { held: span(0, page_size()), wanted: WRITE, access: READ }
+    );
+    let held = regions.hold(at(0), page_size(), WRITE).unwrap();
     let error = of(client::write_file(&held, 0..8, &file, 0).unwrap_err());
-    assert_eq!(error, HeldError::Access { held: span(0, PAGE), wanted: READ, access: WRITE });
-    let held = regions.hold(at(0), 2 * PAGE, BOTH).unwrap();
-    let refused = HeldError::Remote { part: span(PAGE + 4, 4), errno: Errno::EIO };
+    assert_eq!(
+        error,
+        HeldError::Access { held: span(0, page_size()), wanted: READ, access: WRITE }
+    );
+    let held = regions.hold(at(0), 2 * page_size(), BOTH).unwrap();
+    let refused = HeldError::Remote { part: span(page_size() + 4, 4), errno: Errno::EIO };
     for refuses in [client::read_file, client::write_file] {
-        let error = of(refuses(&held, PAGE + 4..PAGE + 8, &file, 0).unwrap_err());
+        let error = of(refuses(&held, page_size() + 4..page_size() + 8, &file, 0).unwrap_err());
         assert_eq!(error, refused);
     }
-    for bytes in [0..2 * PAGE + 1, u64::MAX - 1..u64::MAX] {
+    for bytes in [0..2 * page_size() + 1, u64::MAX - 1..u64::MAX] {
         let error = of(client::read_file(&held, bytes, &file, 0).unwrap_err());
         assert!(matches!(error, HeldError::Outside { .. }), "{error}");
     }
@@ -190,17 +203,17 @@ impl RemoteMemory for Asked {
 
 #[test]
 fn files_go_by_copies_to_and_from_memory_that_the_client_is_asked_for() {
-    const REMOTE: u64 = 600 * PAGE;
+    let remote = 600 * page_size();
     let regions = ClientRegions::new();
     drop(region(&regions, 0, 1, BOTH));
-    let memory = Memory::new(MemoryKind::Base, REMOTE).unwrap();
+    let memory = Memory::new(MemoryKind::Base, remote).unwrap();
     let asked = Arc::new(Asked { memory, longest: AtomicUsize::new(0) });
-    regions.insert_remote(at(PAGE), REMOTE, BOTH, Arc::clone(&asked) as Arc<_>).unwrap();
-    drop(region(&regions, PAGE + REMOTE, 1, BOTH));
-    let all = size(2 * PAGE + REMOTE);
+    regions.insert_remote(at(page_size()), remote, BOTH, Arc::clone(&asked) as Arc<_>).unwrap();
+    drop(region(&regions, page_size() + remote, 1, BOTH));
+    let all = size(2 * page_size() + remote);
     let bytes: Vec<u8> = (0..all + 9).map(pattern).collect();
     let disk = file_with(&bytes, 0).unwrap();
-    let held = regions.hold(at(0), 2 * PAGE + REMOTE, BOTH).unwrap();
+    let held = regions.hold(at(0), 2 * page_size() + remote, BOTH).unwrap();
     let mut found = vec![0; all];
     assert_eq!(client::read_file(&held, 0..held.len(), &disk, 9).unwrap(), held.len());
     // Longer than a message.
@@ -215,18 +228,21 @@ fn files_go_by_copies_to_and_from_memory_that_the_client_is_asked_for() {
     assert!(written == found[5..]);
     // The file ends within what is copied.
     let end = u64::try_from(all + 9).unwrap() - 100;
-    assert_eq!(client::read_file(&held, PAGE - 50..3 * PAGE, &disk, end).unwrap(), 100);
-    held.read(PAGE - 50, &mut found[..200]).unwrap();
+    assert_eq!(
+        client::read_file(&held, page_size() - 50..3 * page_size(), &disk, end).unwrap(),
+        100
+    );
+    held.read(page_size() - 50, &mut found[..200]).unwrap();
     assert!(found[..100] == bytes[all + 9 - 100..]);
-    assert!(found[100..200] == bytes[9 + size(PAGE) + 50..][..100]);
+    assert!(found[100..200] == bytes[9 + size(page_size()) + 50..][..100]);
 
     // What was moved before the client refused is not lost.
-    let held = regions.hold(at(PAGE + REMOTE - 8), 16, BOTH).unwrap();
+    let held = regions.hold(at(page_size() + remote - 8), 16, BOTH).unwrap();
     drop(regions.unmap_all());
     assert_eq!(client::read_file(&held, 0..16, &disk, 0).unwrap(), 16);
-    regions.insert_remote(at(PAGE), PAGE, BOTH, Arc::new(Nobody)).unwrap();
+    regions.insert_remote(at(page_size()), page_size(), BOTH, Arc::new(Nobody)).unwrap();
     drop(region(&regions, 0, 1, BOTH));
-    let held = regions.hold(at(PAGE - 8), 16, BOTH).unwrap();
+    let held = regions.hold(at(page_size() - 8), 16, BOTH).unwrap();
     assert_eq!(client::read_file(&held, 0..16, &disk, 0).unwrap(), 8);
 }
 
@@ -234,16 +250,19 @@ fn files_go_by_copies_to_and_from_memory_that_the_client_is_asked_for() {
 fn an_unmap_is_waited_for_with_a_bound_and_again() {
     let regions = ClientRegions::new();
     drop(region(&regions, 0, 1, BOTH));
-    drop(region(&regions, PAGE, 1, BOTH));
+    drop(region(&regions, page_size(), 1, BOTH));
     assert_eq!(client::wait(regions.unmap(at(u64::MAX), 1).unwrap(), Duration::ZERO).unwrap(), 0);
-    let held = regions.hold(at(PAGE), 8, WRITE).unwrap();
-    let unmapping = regions.unmap(at(0), 2 * PAGE).unwrap();
+    let held = regions.hold(at(page_size()), 8, WRITE).unwrap();
+    let unmapping = regions.unmap(at(0), 2 * page_size()).unwrap();
     let (begin, bound) = (Instant::now(), Duration::from_millis(30));
     let still = client::wait(unmapping, bound).unwrap_err();
     assert!(begin.elapsed() >= bound);
-    assert_eq!((still.held, still.errno()), (span(PAGE, PAGE), Errno::EBUSY));
+    assert_eq!((still.held, still.errno()), (span(page_size(), page_size()), Errno::EBUSY));
     let text = still.to_string();
-    assert!(text.starts_with("the unmapped region 0x1000..=0x1fff is still held after 30ms"));
+    assert!(text.starts_with(&format!(
+        "the unmapped region {} is still held after 30ms",
+        span(page_size(), page_size())
+    )));
     // It is an error to pass on, and what is waited for is in it.
     let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(still);
     let still = boxed.downcast::<client::StillHeld>().unwrap();
@@ -253,7 +272,7 @@ fn an_unmap_is_waited_for_with_a_bound_and_again() {
             thread::sleep(Duration::from_millis(10));
             drop(held);
         });
-        assert_eq!(client::wait(still.unmapping, LONG).unwrap(), 2 * PAGE);
+        assert_eq!(client::wait(still.unmapping, LONG).unwrap(), 2 * page_size());
     });
     assert_eq!(regions.count(), 0);
 }
@@ -286,7 +305,7 @@ fn devices_on_other_threads_use_what_they_hold_while_regions_are_unmapped() {
             scope.spawn(move || {
                 let mut random = Random(device);
                 for _ in 0..1500 {
-                    let start: u64 = random.below(size(3 * PAGE)).try_into().unwrap();
+                    let start: u64 = random.below(size(3 * page_size())).try_into().unwrap();
                     let len: u64 = (1 + random.below(6000)).try_into().unwrap();
                     let held = match regions.hold(at(start), len, BOTH) {
                         Ok(held) => held,
@@ -303,11 +322,11 @@ fn devices_on_other_threads_use_what_they_hold_while_regions_are_unmapped() {
         }
         while ended.load(Ordering::SeqCst) < size(DEVICES) {
             for page in 0..4 {
-                drop(region(&regions, page * PAGE, 1, BOTH));
+                drop(region(&regions, page * page_size(), 1, BOTH));
             }
             thread::yield_now();
-            let unmapping = regions.unmap(at(0), 4 * PAGE).unwrap();
-            assert_eq!(client::wait(unmapping, LONG).unwrap(), 4 * PAGE);
+            let unmapping = regions.unmap(at(0), 4 * page_size()).unwrap();
+            assert_eq!(client::wait(unmapping, LONG).unwrap(), 4 * page_size());
         }
     });
     assert!(done.load(Ordering::Relaxed) > 0);

@@ -6,8 +6,11 @@ use crate::mem::MemoryKind;
 use crate::sys::kernel_mapping::LockedBy;
 use crate::sys::kernel_mapping::Source;
 use crate::sys::kernel_mapping::fake::{Answer, Fake, iovas};
+use crate::sys::page_size as page;
 
-const PAGE: u64 = 0x1000;
+/// Between these two the IOMMU takes writes for interrupts, and maps nothing.
+const MSIS: u64 = 0xfee0_0000;
+const BEHIND: u64 = 0xfef0_0000;
 
 /// `LEAKED` is the process's: the tests that change or read it take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -17,12 +20,12 @@ fn table() -> MappingTable<Fake> {
 }
 
 fn limits() -> Limits {
-    let apertures = vec![iovas(0, 0xfedf_ffff), iovas(0xfef0_0000, u64::MAX)];
-    Limits { apertures, page_sizes: PAGE, mappings_left: None }
+    let apertures = vec![iovas(0, MSIS - 1), iovas(BEHIND, u64::MAX)];
+    Limits { apertures, page_sizes: page(), mappings_left: None }
 }
 
 fn memory(pages: u64) -> Arc<Memory> {
-    Arc::new(Memory::new(MemoryKind::Base, pages * PAGE).unwrap())
+    Arc::new(Memory::new(MemoryKind::Base, pages * page()).unwrap())
 }
 
 fn map(table: &MappingTable<Fake>, memory: &Arc<Memory>, iova: u64) -> Result<(), Error> {
@@ -88,7 +91,7 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
             if random.below(3) > 0 {
                 table.kernel().answer(&[answer], &[]);
                 let memory = memory(pages);
-                let result = map(&table, &memory, first * PAGE);
+                let result = map(&table, &memory, first * page());
                 memories.push(Arc::downgrade(&memory));
                 let asked = u64::from(overlaps.is_empty());
                 assert_eq!(table.requests().maps, before.maps + asked);
@@ -99,7 +102,7 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
             } else {
                 let some = if fails && overlaps.len() > 1 { part } else { answer };
                 table.kernel().answer(&[], &[some]);
-                let range = iovas(first * PAGE, (first + pages) * PAGE - 1);
+                let range = iovas(first * page(), (first + pages) * page() - 1);
                 let result = table.unmap(range);
                 let bisects =
                     overlaps.iter().any(|&(at, count)| at < first || at + count > first + pages);
@@ -113,15 +116,15 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
                     assert_eq!(result.map_err(|error| error.errno()), Err(errno));
                 } else {
                     // What the kernel does not unmap at once, it does one by one.
-                    let bytes: u64 = overlaps.iter().map(|(_, count)| count * PAGE).sum();
+                    let bytes: u64 = overlaps.iter().map(|(_, count)| count * page()).sum();
                     assert_eq!(result, Ok(bytes));
                     model.retain(|at, _| !overlaps.iter().any(|(other, _)| other == at));
                 }
             }
             let areas = table.kernel().areas();
-            let areas = areas
-                .iter()
-                .map(|(range, _)| (range.start().get() / PAGE, (range.len_less_one() + 1) / PAGE));
+            let areas = areas.iter().map(|(range, _)| {
+                (range.start().get() / page(), (range.len_less_one() + 1) / page())
+            });
             assert_eq!(areas.collect::<BTreeMap<_, _>>(), model);
             check_alive(&table, &memories);
             // Nothing is kept longer than it is mapped either.
@@ -145,29 +148,29 @@ fn what_cannot_be_mapped_is_refused_without_a_request() {
         table.map_memory(&limits(), &memory, user, Iova::new(iova), prot, Label::caller())
     };
     let outside = UserRange::from_len(user.last(), 2).unwrap();
-    let odd = UserRange::from_len(user.start(), PAGE + 1).unwrap();
+    let odd = UserRange::from_len(user.start(), page() + 1).unwrap();
     let shifted = UserRange::new(user.start().checked_add(8).unwrap(), user.last()).unwrap();
     assert!(matches!(ask(0, outside, rw), Err(Error::Outside(_))));
     assert!(matches!(ask(0, odd, rw), Err(Error::Misaligned { what: "the length", .. })));
     assert!(matches!(ask(0, shifted, rw), Err(Error::Misaligned { .. })));
     assert!(matches!(ask(8, user, rw), Err(Error::Misaligned { what: "the iova", .. })));
     assert!(matches!(ask(0, user, Prot::empty()), Err(Error::NoAccess { .. })));
-    for iova in [0xfee0_0000, 0xfedf_f000, 0xfeef_f000, 0xfedf_d000] {
+    for iova in [MSIS, MSIS - page(), BEHIND - page(), MSIS - 3 * page()] {
         let error = ask(iova, user, rw).unwrap_err();
         assert!(matches!(error, Error::OutsideApertures { .. }), "{iova:#x}: {error:?}");
         assert_eq!(error.errno(), Errno::EINVAL);
     }
-    assert!(matches!(ask(u64::MAX - PAGE + 1, user, rw), Err(Error::Range(_))));
+    assert!(matches!(ask(u64::MAX - page() + 1, user, rw), Err(Error::Range(_))));
     let full = Limits { mappings_left: Some(0), ..limits() };
     let error =
         table.map_memory(&full, &memory, user, Iova::new(0), rw, Label::caller()).unwrap_err();
     assert_eq!(error, Error::NoMappingsLeft { mappings: 0 });
     assert_eq!(table.requests(), Requests::default());
     // Those beside what is refused are mapped, and so is the top.
-    for iova in [0xfedf_c000, 0xfef0_0000, u64::MAX - 4 * PAGE + 1] {
+    for iova in [MSIS - 4 * page(), BEHIND, u64::MAX - 4 * page() + 1] {
         ask(iova, user, rw).unwrap();
     }
-    assert_eq!(table.unmap(iovas(0xfef0_0000, u64::MAX)), Ok(8 * PAGE));
+    assert_eq!(table.unmap(iovas(BEHIND, u64::MAX)), Ok(8 * page()));
 }
 
 #[test]
@@ -176,7 +179,7 @@ fn all_addresses_are_unmapped_by_one_request() {
     let table = table();
     let everywhere = Limits { apertures: vec![iovas(0, u64::MAX)], ..limits() };
     let memory = memory(1);
-    for iova in [0, u64::MAX - PAGE + 1] {
+    for iova in [0, u64::MAX - page() + 1] {
         let (user, iova) = (memory.user_range(), Iova::new(iova));
         table.map_memory(&everywhere, &memory, user, iova, Prot::READ, Label::caller()).unwrap();
     }
@@ -185,7 +188,7 @@ fn all_addresses_are_unmapped_by_one_request() {
     assert!(table.unmap_all().is_err());
     assert_eq!((table.mappings(), Arc::strong_count(&memory)), (2, 3));
     let before = table.requests().unmaps;
-    assert_eq!(table.unmap_all(), Ok(2 * PAGE));
+    assert_eq!(table.unmap_all(), Ok(2 * page()));
     assert_eq!((table.requests().unmaps - before, Arc::strong_count(&memory)), (1, 1));
 }
 
@@ -196,34 +199,37 @@ fn what_a_failed_unmap_has_taken_away_is_given_back_and_the_rest_stays_mapped() 
     // Kernels that say of nothing that it was 0 bytes, and such that refuse.
     for table in [table(), table()] {
         for gone in 0..4 {
-            let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * PAGE, 1)).collect();
+            let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * page(), 1)).collect();
             let mut answers = vec![Answer::Part(gone, busy)];
             answers.extend(vec![Answer::Yes; gone]);
             answers.push(Answer::Fail(busy));
             table.kernel().answer(&[], &answers);
-            let range = iovas(u64::try_from(gone).unwrap() * PAGE, 4 * PAGE - 1);
-            let error = table.unmap(iovas(0, 4 * PAGE - 1)).unwrap_err();
+            let range = iovas(u64::try_from(gone).unwrap() * page(), 4 * page() - 1);
+            let error = table.unmap(iovas(0, 4 * page() - 1)).unwrap_err();
             assert_eq!(error, Error::System { request: Fake::UNMAP, range, errno: busy });
             let alive: Vec<_> = memories.iter().map(|memory| memory.strong_count() > 0).collect();
             let stays: Vec<_> = (0..4).map(|n| n >= gone).collect();
             assert_eq!(alive, stays);
             assert_eq!(table.mappings(), u64::try_from(4 - gone).unwrap());
             check_alive(&table, &memories);
-            assert_eq!(table.unmap_all(), Ok(u64::try_from(4 - gone).unwrap() * PAGE));
+            assert_eq!(table.unmap_all(), Ok(u64::try_from(4 - gone).unwrap() * page()));
         }
         // One that failed for a moment is tried again.
-        let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * PAGE, 1)).collect();
+        let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * page(), 1)).collect();
         table.kernel().answer(&[], &[Answer::Part(2, busy)]);
-        assert_eq!(table.unmap(iovas(0, 4 * PAGE - 1)), Ok(4 * PAGE));
+        assert_eq!(table.unmap(iovas(0, 4 * page() - 1)), Ok(4 * page()));
         assert!(memories.iter().all(|memory| memory.strong_count() == 0));
         // One of several that is unmapped short does not keep those behind it.
-        let memories: Vec<_> = (0..3).map(|n| map_own(&table, (8 + n) * PAGE, 1)).collect();
+        let memories: Vec<_> = (0..3).map(|n| map_own(&table, (8 + n) * page(), 1)).collect();
         table.kernel().answer(&[], &[Answer::Part(0, busy), Answer::Short]);
-        assert!(matches!(table.unmap(iovas(8 * PAGE, 11 * PAGE - 1)), Err(Error::Short { .. })));
-        assert_eq!(table.unmap(iovas(9 * PAGE, 11 * PAGE - 1)), Ok(2 * PAGE));
+        assert!(matches!(
+            table.unmap(iovas(8 * page(), 11 * page() - 1)),
+            Err(Error::Short { .. })
+        ));
+        assert_eq!(table.unmap(iovas(9 * page(), 11 * page() - 1)), Ok(2 * page()));
         assert_eq!(memories.iter().filter(|memory| memory.strong_count() > 0).count(), 1);
     }
-    assert_eq!(leaked_bytes() - leaked, 2 * PAGE);
+    assert_eq!(leaked_bytes() - leaked, 2 * page());
 }
 
 #[test]
@@ -242,7 +248,7 @@ fn a_space_that_is_dropped_frees_all_but_what_the_kernel_keeps() {
         let leaked = leaked_bytes();
         drop(table);
         let kept = failing.saturating_sub(1);
-        assert_eq!(leaked_bytes() - leaked, u64::try_from(kept).unwrap() * PAGE);
+        assert_eq!(leaked_bytes() - leaked, u64::try_from(kept).unwrap() * page());
         let alive = memories.iter().filter(|memory| memory.strong_count() > 0).count();
         assert_eq!(alive, kept);
     }
@@ -252,20 +258,20 @@ fn a_space_that_is_dropped_frees_all_but_what_the_kernel_keeps() {
 fn what_was_unmapped_short_is_kept_and_does_not_keep_the_rest() {
     let _turn = TURN.lock();
     let table = table();
-    let memories: Vec<_> = (0..5).map(|n| map_own(&table, n * PAGE, 1)).collect();
+    let memories: Vec<_> = (0..5).map(|n| map_own(&table, n * page(), 1)).collect();
     table.kernel().answer(&[], &[Answer::Short]);
     let leaked = leaked_bytes();
-    let middle = iovas(2 * PAGE, 3 * PAGE - 1);
+    let middle = iovas(2 * page(), 3 * page() - 1);
     let error = table.unmap(middle).unwrap_err();
-    assert_eq!(error, Error::Short { range: middle, mapped: PAGE, unmapped: PAGE - 1 });
+    assert_eq!(error, Error::Short { range: middle, mapped: page(), unmapped: page() - 1 });
     assert_eq!(table.unmap(middle), Err(Error::Lost { range: middle }));
-    assert!(matches!(map(&table, &memory(1), 2 * PAGE), Err(Error::Overlap { .. })));
-    assert_eq!(table.unmap_all(), Ok(4 * PAGE));
+    assert!(matches!(map(&table, &memory(1), 2 * page()), Err(Error::Overlap { .. })));
+    assert_eq!(table.unmap_all(), Ok(4 * page()));
     let alive: Vec<_> = memories.iter().map(|memory| memory.strong_count() > 0).collect();
     assert_eq!(alive, [false, false, true, false, false]);
-    map_own(&table, 7 * PAGE, 1);
+    map_own(&table, 7 * page(), 1);
     drop(table);
-    assert_eq!(leaked_bytes() - leaked, PAGE);
+    assert_eq!(leaked_bytes() - leaked, page());
 }
 
 /// Maps, copies, unmaps and maps again. Whatever fails, the rest is done.
@@ -274,7 +280,7 @@ fn some_of_everything(from: &MappingTable<Fake>, to: &MappingTable<Fake>) -> Vec
     let map_new = |memories: &mut Vec<Weak<Memory>>, iova: u64, pages: u64| {
         let memory = memory(pages);
         memories.push(Arc::downgrade(&memory));
-        let mapped = map(from, &memory, iova * PAGE).is_ok();
+        let mapped = map(from, &memory, iova * page()).is_ok();
         drop(memory);
         check_alive(from, memories);
         // What was refused is not kept.
@@ -282,13 +288,13 @@ fn some_of_everything(from: &MappingTable<Fake>, to: &MappingTable<Fake>) -> Vec
         assert_eq!(last.strong_count() > 0, mapped);
     };
     let unmap = |memories: &Vec<Weak<Memory>>, first: u64, last: u64| {
-        let _ = from.unmap(iovas(first * PAGE, (last + 1) * PAGE - 1));
+        let _ = from.unmap(iovas(first * page(), (last + 1) * page() - 1));
         check_alive(from, memories);
     };
     let copy = |memories: &Vec<Weak<Memory>>, first: u64, last: u64, iova: u64| {
-        let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
+        let source = iovas(first * page(), (last + 1) * page() - 1);
         let _ =
-            to.copy(&limits(), from, source, Iova::new(iova * PAGE), Prot::READ, Label::caller());
+            to.copy(&limits(), from, source, Iova::new(iova * page()), Prot::READ, Label::caller());
         check_alive(from, memories);
     };
     for (iova, pages) in [(0, 2), (2, 1), (3, 4), (16, 2), (20, 1)] {
@@ -300,7 +306,7 @@ fn some_of_everything(from: &MappingTable<Fake>, to: &MappingTable<Fake>) -> Vec
     unmap(&memories, 8, 24);
     map_new(&mut memories, 2, 1);
     map_new(&mut memories, 18, 3);
-    let _ = to.unmap(iovas(32 * PAGE, 48 * PAGE - 1));
+    let _ = to.unmap(iovas(32 * page(), 48 * page() - 1));
     let _ = from.unmap_all();
     check_alive(from, &memories);
     map_new(&mut memories, 0, 3);
@@ -348,34 +354,34 @@ fn a_space_that_is_forgotten_frees_nothing() {
 fn nothing_is_mapped_into_a_hole_of_what_is_being_unmapped() {
     let table = table();
     let one = map_own(&table, 0, 1);
-    let other = map_own(&table, 2 * PAGE, 1);
-    let hull = iovas(0, 3 * PAGE - 1);
+    let other = map_own(&table, 2 * page(), 1);
+    let hull = iovas(0, 3 * page() - 1);
     let third = memory(1);
     thread::scope(|scope| {
         table.kernel().hold();
-        let unmapped = scope.spawn(|| table.unmap(iovas(0, 9 * PAGE - 1)));
+        let unmapped = scope.spawn(|| table.unmap(iovas(0, 9 * page() - 1)));
         table.kernel().wait_for(1);
-        assert_eq!(map(&table, &third, PAGE), Err(Error::Busy { range: hull }));
+        assert_eq!(map(&table, &third, page()), Err(Error::Busy { range: hull }));
         assert!(matches!(map(&table, &third, 0), Err(Error::Overlap { .. })));
-        assert!(matches!(table.unmap(iovas(0, PAGE - 1)), Err(Error::Busy { .. })));
+        assert!(matches!(table.unmap(iovas(0, page() - 1)), Err(Error::Busy { .. })));
         assert_eq!((one.strong_count(), other.strong_count()), (1, 1));
         // Behind what is mapped nothing is unmapped.
-        let behind = scope.spawn(|| map(&table, &third, 4 * PAGE));
+        let behind = scope.spawn(|| map(&table, &third, 4 * page()));
         table.kernel().wait_for(2);
-        assert!(matches!(table.unmap(iovas(4 * PAGE, 5 * PAGE - 1)), Err(Error::Busy { .. })));
+        assert!(matches!(table.unmap(iovas(4 * page(), 5 * page() - 1)), Err(Error::Busy { .. })));
         table.kernel().go_on();
-        assert_eq!(unmapped.join().unwrap(), Ok(2 * PAGE));
+        assert_eq!(unmapped.join().unwrap(), Ok(2 * page()));
         behind.join().unwrap().unwrap();
     });
     assert_eq!((one.strong_count(), other.strong_count()), (0, 0));
-    map(&table, &third, PAGE).unwrap();
+    map(&table, &third, page()).unwrap();
 }
 
 #[test]
 fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
     let (from, to) = (table(), table());
-    let memories = [map_own(&from, 0, 2), map_own(&from, 2 * PAGE, 2)];
-    let source = iovas(PAGE, 3 * PAGE - 1);
+    let memories = [map_own(&from, 0, 2), map_own(&from, 2 * page(), 2)];
+    let source = iovas(page(), 3 * page() - 1);
     let copy =
         |source| to.copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller());
     thread::scope(|scope| {
@@ -386,10 +392,10 @@ fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
         to.kernel().go_on();
         copied.join().unwrap().unwrap();
     });
-    assert_eq!(from.unmap_all(), Ok(4 * PAGE));
+    assert_eq!(from.unmap_all(), Ok(4 * page()));
     assert!(memories.iter().all(|memory| memory.strong_count() == 1));
     assert!(matches!(copy(source), Err(Error::NotMapped { .. })));
-    assert_eq!(to.unmap_all(), Ok(2 * PAGE));
+    assert_eq!(to.unmap_all(), Ok(2 * page()));
     assert!(memories.iter().all(|memory| memory.strong_count() == 0));
 }
 
@@ -397,7 +403,7 @@ fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
 fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
     let (from, to) = (MappingTable::new(Fake::of(1)), table());
     let memory = map_own(&from, 0, 1);
-    let source = iovas(0, PAGE - 1);
+    let source = iovas(0, page() - 1);
     // There the number is another table's.
     let error =
         to.copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller()).unwrap_err();
@@ -409,9 +415,9 @@ fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
 #[test]
 fn a_copy_of_what_has_a_hole_is_refused_without_a_request() {
     let (from, to) = (table(), table());
-    let _memories = [map_own(&from, PAGE, 2), map_own(&from, 4 * PAGE, 1)];
+    let _memories = [map_own(&from, page(), 2), map_own(&from, 4 * page(), 1)];
     for (first, last) in [(0, 1), (1, 3), (1, 4), (3, 3), (3, 4), (4, 5), (9, 9)] {
-        let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
+        let source = iovas(first * page(), (last + 1) * page() - 1);
         let error = to
             .copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller())
             .unwrap_err();
@@ -420,9 +426,9 @@ fn a_copy_of_what_has_a_hole_is_refused_without_a_request() {
     assert_eq!(to.requests(), Requests::default());
     // A refused copy holds nothing.
     to.kernel().answer(&[Answer::Fail(Errno::EPERM)], &[]);
-    let source = iovas(PAGE, 3 * PAGE - 1);
+    let source = iovas(page(), 3 * page() - 1);
     assert!(to.copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller()).is_err());
-    assert_eq!(from.unmap_all(), Ok(3 * PAGE));
+    assert_eq!(from.unmap_all(), Ok(3 * page()));
 }
 
 #[test]
@@ -437,10 +443,10 @@ fn threads_that_map_and_unmap_at_once_leave_nothing_behind() {
             scope.spawn(move || {
                 let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 for _ in 0..20_000 {
-                    let first = random.below(32) * PAGE;
+                    let first = random.below(32) * page();
                     let result = match random.below(4) {
                         0..2 => map(table, shared, first),
-                        2 => table.unmap(iovas(first, first + 8 * PAGE - 1)).map(drop),
+                        2 => table.unmap(iovas(first, first + 8 * page() - 1)).map(drop),
                         _ => table.unmap_all().map(drop),
                     };
                     assert!(matches!(
@@ -478,19 +484,19 @@ fn the_limit_of_locked_memory_names_a_limit_that_is_enough() {
 fn a_table_lists_what_is_mapped_copied_and_lost() {
     let _turn = TURN.lock();
     let (table, from) = (table(), table());
-    let memories = [0, 1, 2].map(|n| map_own(&table, n * PAGE, 1));
+    let memories = [0, 1, 2].map(|n| map_own(&table, n * page(), 1));
     map_own(&from, 0, 1);
     let label = Label::from("a copy");
-    let at = Iova::new(8 * PAGE);
+    let at = Iova::new(8 * page());
     // The fake has two tables of one file.
-    table.copy(&limits(), &from, iovas(0, PAGE - 1), at, Prot::READ, label).unwrap();
+    table.copy(&limits(), &from, iovas(0, page() - 1), at, Prot::READ, label).unwrap();
     table.kernel().answer(&[], &[Answer::Short]);
-    table.unmap(iovas(PAGE, 2 * PAGE - 1)).unwrap_err();
+    table.unmap(iovas(page(), 2 * page() - 1)).unwrap_err();
     let listed: Vec<_> = crate::list::each(IovaRange::ALL, |rest| {
         table.listed_in(rest).map(|found| (found.range, found))
     })
     .collect();
-    let states: Vec<_> = listed.iter().map(|m| (m.range.start().get() / PAGE, m.state)).collect();
+    let states: Vec<_> = listed.iter().map(|m| (m.range.start().get() / page(), m.state)).collect();
     let (mapped, lost) = (SpaceState::Mapped, SpaceState::Lost);
     assert_eq!(states, [(0, mapped), (1, lost), (2, mapped), (8, mapped)]);
     let own = memories[0].upgrade().unwrap();

@@ -15,10 +15,14 @@ use dmaspan_linux::fixed::{
 use dmaspan_linux::mem::{ExclusiveMemory, MemoryError};
 use dmaspan_linux::{HugetlbReservation, Memory, MemoryKind};
 
-use crate::fixed::support::{base, file_with, ring, wait};
+use crate::fixed::support::{base, file_with, page, ring, wait};
 use crate::turn::turn;
 
 const M2: u64 = 2 << 20;
+
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap()
+}
 
 #[test]
 fn hugetlb_pages_are_taken_where_they_are_free() {
@@ -27,7 +31,7 @@ fn hugetlb_pages_are_taken_where_they_are_free() {
         Ok(reservation) => reservation,
         Err(error) => return eprintln!("SKIP: {error}"),
     };
-    let pool = FixedPool::new(&PoolOptions::new(12 << 10, 500)).unwrap();
+    let pool = FixedPool::new(&PoolOptions::new(192 << 10, 31)).unwrap();
     reservation.mapped();
     assert_eq!(pool.provenance().kind, Some(MemoryKind::Hugetlb2M));
     assert_eq!(pool.provenance().len, 3 * M2);
@@ -54,7 +58,7 @@ fn what_is_passed_over_is_said_with_its_reason() {
 
 #[test]
 fn a_kind_that_is_demanded_is_given_or_refused() {
-    let only = |kind| PoolOptions::new(4096, 4).memory(MemoryChoice::Only(kind));
+    let only = |kind| PoolOptions::new(page(), 4).memory(MemoryChoice::Only(kind));
     let pool = FixedPool::new(&only(MemoryKind::Memfd)).unwrap();
     assert_eq!(pool.provenance().kind, Some(MemoryKind::Memfd));
     let most = PoolOptions::new(1 << 30, 1 << 10).memory(MemoryChoice::Only(MemoryKind::Hugetlb2M));
@@ -71,21 +75,22 @@ fn slices_that_cannot_be_are_refused_by_name() {
         assert!(error.to_string().contains(&format!("{len:#x}")), "{error}");
         assert_eq!(error.errno(), Errno::EINVAL);
     }
-    assert!(matches!(new(4096, 0), PoolError::SliceCount { slices: 0, .. }));
-    let buffer = |len| FixedPool::new(&PoolOptions::new(8192, 1).buffer_len(len)).unwrap_err();
-    for len in [0, 4096, (2 << 20) + 4096, 2 << 30] {
+    assert!(matches!(new(page(), 0), PoolError::SliceCount { slices: 0, .. }));
+    let buffer =
+        |len| FixedPool::new(&PoolOptions::new(2 * page(), 1).buffer_len(len)).unwrap_err();
+    for len in [0, page(), (2 << 20) + 4096, 2 << 30] {
         let error = buffer(len);
         assert!(matches!(error, PoolError::BufferLength { buffer_len, .. } if buffer_len == len));
         assert!(error.to_string().contains("at most 1 GiB"), "{error}");
     }
-    let many = PoolOptions::new(4096, 512 * 16385).buffer_len(2 << 20);
+    let many = PoolOptions::new(2 << 20, 16385).buffer_len(2 << 20);
     assert_eq!(FixedPool::new(&many).unwrap_err(), PoolError::TooManyBuffers { needed: 16385 });
     let error = new(1 << 30, 1 << 12);
     assert!(matches!(error, PoolError::Memory(MemoryError::TooMuch { .. })), "{error}");
-    let memory = || ExclusiveMemory::try_from(Memory::new(MemoryKind::Base, 8192).unwrap());
-    let error = FixedPool::over(memory().unwrap(), 12288).unwrap_err();
-    assert_eq!(error, PoolError::TooShort { len: 8192, slice_len: 12288 });
-    assert_eq!(FixedPool::over(memory().unwrap(), 4096).unwrap().slices(), 2);
+    let memory = || ExclusiveMemory::try_from(Memory::new(MemoryKind::Base, 2 * page()).unwrap());
+    let error = FixedPool::over(memory().unwrap(), 3 * page()).unwrap_err();
+    assert_eq!(error, PoolError::TooShort { len: 2 * page(), slice_len: 3 * page() });
+    assert_eq!(FixedPool::over(memory().unwrap(), page()).unwrap().slices(), 2);
 }
 
 #[test]
@@ -115,10 +120,11 @@ fn a_ring_of_no_or_too_many_operations_is_refused_by_name() {
 fn elements_are_as_many_as_whole_ones_fit() {
     let pool = base(4096, 1);
     let mut buffer = pool.take().unwrap().cast::<[u8; 1000]>();
-    assert_eq!(buffer.len(), 4);
+    let page = size(page());
+    assert_eq!(buffer.len(), page / 1000);
     buffer[3] = [7; 1000];
     let buffer = buffer.cast::<u64>();
-    assert_eq!((buffer.len(), buffer[499]), (512, 0x0707_0707_0707_0707));
+    assert_eq!((buffer.len(), buffer[499]), (page / 8, 0x0707_0707_0707_0707));
     let bytes = buffer.cast::<u8>();
     assert_eq!((bytes[2999], bytes[3000], bytes[3999], bytes[4000]), (0, 7, 7, 0));
 }
@@ -129,19 +135,21 @@ fn bytes_outside_of_the_slice_and_other_pools_buffers_are_refused_with_the_buffe
     let Some(mut ring) = ring(&pool, 1) else { return };
     let file = file_with(b"0123456789", 0).unwrap();
     let mut buffer = pool.take().unwrap();
+    let len = buffer.len();
     let reversed = std::ops::Range { start: 2, end: 1 };
-    for bytes in [0..4097, 4096..4097, 4097..4097, reversed, usize::MAX - 1..usize::MAX] {
+    for bytes in [0..len + 1, len..len + 1, len + 1..len + 1, reversed, usize::MAX - 1..usize::MAX]
+    {
         let refused = ring.read(buffer, bytes.clone(), &file, 0, 0).unwrap_err();
-        assert_eq!(refused.error, OperationError::Outside { bytes, len: 4096 });
+        assert_eq!(refused.error, OperationError::Outside { bytes, len });
         buffer = refused.buffer;
     }
     let refused = ring.write(other.take().unwrap(), 0..1, &file, 0, 0).unwrap_err();
     assert_eq!(refused.error, OperationError::OtherPool);
     assert_eq!(ring.in_flight(), 0);
-    ring.read(buffer, 4091..4096, &file, 5, 0).unwrap();
+    ring.read(buffer, len - 5..len, &file, 5, 0).unwrap();
     let refused = ring.read(pool.take().unwrap(), 0..1, &file, 0, 0).unwrap_err();
     assert_eq!(refused.error, OperationError::Full { depth: 1 });
-    assert_eq!(&wait(&mut ring).buffer[4091..], b"56789");
+    assert_eq!(&wait(&mut ring).buffer[len - 5..], b"56789");
 }
 
 /// Memory of the allocator, freed on drop.
@@ -170,7 +178,7 @@ impl Drop for Allocated {
 
 #[test]
 fn memory_of_the_application_is_freed_when_the_last_slice_goes() {
-    let layout = Layout::from_size_align(1 << 20, 4096).unwrap();
+    let layout = Layout::from_size_align(1 << 20, size(page())).unwrap();
     // SAFETY:
     // 1. The layout has a size.
     let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).unwrap();
@@ -179,8 +187,8 @@ fn memory_of_the_application_is_freed_when_the_last_slice_goes() {
     // SAFETY:
     // 1. The memory is zeroed, and nobody has it until `keep` is dropped.
     let memory = unsafe { ExclusiveMemory::foreign(start, 1 << 20, keep) }.unwrap();
-    let pool = FixedPool::over(memory, 8192).unwrap();
-    assert_eq!((pool.slices(), pool.provenance().kind), (128, None));
+    let pool = FixedPool::over(memory, 128 << 10).unwrap();
+    assert_eq!((pool.slices(), pool.provenance().kind), (8, None));
     let Some(mut ring) = ring(&pool, 2) else { return };
     let file = file_with(b"0123456789", 0).unwrap();
     ring.read(pool.take().unwrap(), 1..11, &file, 0, 0).unwrap();
@@ -194,12 +202,13 @@ fn memory_of_the_application_is_freed_when_the_last_slice_goes() {
 
 #[test]
 fn memory_between_pages_is_refused() {
-    let memory: &'static mut [u8] = Box::leak(vec![0; 3 * 4096].into_boxed_slice());
-    let odd = memory.as_ptr().addr().next_multiple_of(4096) - memory.as_ptr().addr() + 8;
-    let start = NonNull::from(&mut memory[odd..][..4096]).cast::<u8>();
+    let (len, page) = (page(), size(page()));
+    let memory: &'static mut [u8] = Box::leak(vec![0; 3 * page].into_boxed_slice());
+    let odd = memory.as_ptr().addr().next_multiple_of(page) - memory.as_ptr().addr() + 8;
+    let start = NonNull::from(&mut memory[odd..][..page]).cast::<u8>();
     // SAFETY:
     // 1. The memory is never freed, and the reference to it is not used again.
-    let memory = unsafe { ExclusiveMemory::foreign(start, 4096, ()) }.unwrap();
-    let error = FixedPool::over(memory, 4096).unwrap_err();
+    let memory = unsafe { ExclusiveMemory::foreign(start, page, ()) }.unwrap();
+    let error = FixedPool::over(memory, len).unwrap_err();
     assert!(matches!(error, PoolError::Misaligned { .. }), "{error}");
 }

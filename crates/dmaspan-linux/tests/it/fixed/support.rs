@@ -52,8 +52,15 @@ pub(crate) fn file_with(bytes: &[u8], flags: i32) -> Option<Arc<File>> {
     opened.inspect_err(|error| eprintln!("SKIP: {error}")).ok().map(Arc::new)
 }
 
-/// A pool of one kind of memory. `None` where there is none, with the reason printed.
+/// The size of the kernel's own page.
+pub(crate) fn page() -> u64 {
+    MemoryKind::Base.page_size()
+}
+
+/// A pool of one kind of memory, whose slices are at least so long: of whole pages. `None` where
+/// there is none, with the reason printed.
 pub(crate) fn pool(kind: MemoryKind, slice_len: u64, slices: u32) -> Option<FixedPool> {
+    let slice_len = slice_len.next_multiple_of(page());
     // With room for what no slice uses, at the end of each buffer.
     let len = slice_len * u64::from(slices) * 2;
     let reservation = match HugetlbReservation::for_memory(kind, len) {

@@ -9,15 +9,17 @@ use dmaspan_linux::Memory;
 use dmaspan_linux::plan::{MapError, MappedRegions, Mapper, Plan, PlanError, PlannedMap, Region};
 use proptest::prelude::*;
 
-use crate::plan::kernel::{G1, Kernel, M2, PAGE, RW, file, memory, x86};
+use crate::plan::kernel::{Kernel, RW, file, g1, m2, memory, page_size, x86};
 
 /// Where parts of [`Rig::memory`] lie in it, their lengths, and where they lie in their block.
-const PARTS: [(u64, u64, u64); 4] = [
-    (0, PAGE, 0),
-    (M2, M2, M2),
-    (3 * M2, M2, 2 * M2),
-    (5 * M2 + PAGE, 2 * M2 - PAGE, 3 * M2 + PAGE),
-];
+fn parts() -> [(u64, u64, u64); 4] {
+    [
+        (0, page_size(), 0),
+        (m2(), m2(), m2()),
+        (3 * m2(), m2(), 2 * m2()),
+        (5 * m2() + page_size(), 2 * m2() - page_size(), 3 * m2() + page_size()),
+    ]
+}
 /// The second and the third part are neighbours, and unmapped at once.
 const UNMAPS: u64 = 3;
 
@@ -31,12 +33,12 @@ impl Rig {
     fn new() -> Self {
         let kernel = Kernel::new(x86());
         let mapper = Mapper::shared(kernel.clone()).unwrap();
-        Self { kernel, mapper, memory: file(8 * M2) }
+        Self { kernel, mapper, memory: file(8 * m2()) }
     }
 
     fn map(&self) -> MappedRegions<Kernel> {
         let part = |(offset, len, _)| Region::part(&self.memory, offset, len, RW).unwrap();
-        self.mapper.map(PARTS.map(part)).unwrap()
+        self.mapper.map(parts().map(part)).unwrap()
     }
 
     fn is_free(&self, iova: u64) -> bool {
@@ -47,10 +49,10 @@ impl Rig {
 /// Where the block begins whose maps are at these places.
 fn start_of(mapped: &MappedRegions<Kernel>) -> u64 {
     let start = mapped.iova(0).unwrap().get();
-    for (region, (_, _, at)) in PARTS.into_iter().enumerate() {
+    for (region, (_, _, at)) in parts().into_iter().enumerate() {
         assert_eq!(mapped.iova(region), Some(Iova::new(start + at)));
     }
-    assert!(start.is_multiple_of(M2));
+    assert!(start.is_multiple_of(m2()));
     start
 }
 
@@ -69,10 +71,10 @@ fn a_block_goes_back_when_all_of_it_is_unmapped_in_whatever_order() {
         assert_eq!(rig.kernel.state().unmap_calls, before + UNMAPS);
         if let Err(unmapped) = result {
             // Also what lies between the maps, and those that are unmapped.
-            assert!(!rig.is_free(start) && !rig.is_free(start + PAGE));
-            assert!(!rig.is_free(start + 2 * M2) && !rig.is_free(start + 4 * M2));
+            assert!(!rig.is_free(start) && !rig.is_free(start + page_size()));
+            assert!(!rig.is_free(start + 2 * m2()) && !rig.is_free(start + 4 * m2()));
             let beside = rig.map();
-            assert!(start_of(&beside) > start + 4 * M2);
+            assert!(start_of(&beside) > start + 4 * m2());
             drop(beside);
             unmapped.left.unmap().unwrap();
         }
@@ -83,17 +85,17 @@ fn a_block_goes_back_when_all_of_it_is_unmapped_in_whatever_order() {
 
 #[test]
 fn one_map_that_is_leaked_keeps_the_iovas_of_its_block_and_its_own_memory() {
-    for (failing, leaked) in [(1, PAGE), (2, 2 * M2), (3, 2 * M2 - PAGE)] {
+    for (failing, leaked) in [(1, page_size()), (2, 2 * m2()), (3, 2 * m2() - page_size())] {
         let mut rig = Rig::new();
         let mapped = rig.map();
         let start = start_of(&mapped);
         rig.kernel.state().failing_unmaps = vec![failing];
         drop(mapped);
         assert_eq!((rig.mapper.mapped_bytes(), rig.mapper.leaked_bytes()), (0, leaked));
-        for (_, len, at) in PARTS {
-            assert!(!rig.is_free(start + at) && !rig.is_free(start + at + len - PAGE));
+        for (_, len, at) in parts() {
+            assert!(!rig.is_free(start + at) && !rig.is_free(start + at + len - page_size()));
         }
-        assert!(rig.is_free(start - PAGE) && rig.is_free(start + 5 * M2));
+        assert!(rig.is_free(start - page_size()) && rig.is_free(start + 5 * m2()));
         assert!(start_of(&rig.map()) > start);
         let weak = Arc::downgrade(&rig.memory);
         rig.memory = memory(1);
@@ -112,14 +114,15 @@ fn a_space_that_panics_gets_nothing_of_the_block_again() {
         assert!(rig.kernel.is_empty(), "what was mapped before is unmapped");
         assert_eq!(rig.mapper.mapped_bytes(), 0);
         // Nobody knows whether that one was mapped.
-        assert!(PARTS.iter().all(|(_, _, at)| !rig.is_free(M2 + at)));
-        assert!(start_of(&rig.map()) > 4 * M2);
+        assert!(parts().iter().all(|(_, _, at)| !rig.is_free(m2() + at)));
+        assert!(start_of(&rig.map()) > 4 * m2());
     }
 }
 
 #[test]
 fn where_a_block_does_not_fit_its_maps_are_placed_one_by_one() {
-    let range = |first: u64| IovaRange::from_len(Iova::new(first * PAGE), 4 * PAGE).unwrap();
+    let range =
+        |first: u64| IovaRange::from_len(Iova::new(first * page_size()), 4 * page_size()).unwrap();
     let apertures = vec![range(16), range(32)];
     let kernel = Kernel::new(Limits { apertures, ..x86() });
     let mapper = Mapper::shared(kernel.clone()).unwrap();
@@ -130,7 +133,7 @@ fn where_a_block_does_not_fit_its_maps_are_placed_one_by_one() {
     for _ in 0..3 {
         let mapped = mapper.map(regions(8)).unwrap();
         let entries = kernel.entries();
-        let pages = entries.iter().map(|entry| entry.iova.start().get() / PAGE);
+        let pages = entries.iter().map(|entry| entry.iova.start().get() / page_size());
         assert_eq!(pages.collect::<Vec<_>>(), [16, 17, 18, 19, 32, 33, 34, 35]);
         mapped.unmap().unwrap();
     }
@@ -138,7 +141,7 @@ fn where_a_block_does_not_fit_its_maps_are_placed_one_by_one() {
 
 #[test]
 fn maps_of_more_than_a_gib_lie_side_by_side() {
-    let large = file(3 * G1);
+    let large = file(3 * g1());
     let mib = 1 << 20;
     let parts = (0..1536).map(|n| Region::part(&large, 2 * n * mib, mib, RW).unwrap());
     let plan = Plan::new(&x86(), parts).unwrap();
@@ -146,7 +149,7 @@ fn maps_of_more_than_a_gib_lie_side_by_side() {
     let apart = |pair: &[PlannedMap]| pair[0].iova().last() < pair[1].iova().start();
     assert!(plan.maps().windows(2).all(apart));
     let first = plan.maps()[0].iova();
-    assert!(plan.maps().iter().all(|map| map.iova().last().get() - first.start().get() < 2 * G1));
+    assert!(plan.maps().iter().all(|map| map.iova().last().get() - first.start().get() < 2 * g1()));
 }
 
 /// A part of a memory: first page and pages; and whether it says where it wants to be, from which
@@ -164,12 +167,12 @@ proptest! {
     fn maps_in_blocks_permit_the_largest_leaves_and_never_meet(
         draws in prop::collection::vec(draw(), 1..40),
     ) {
-        let large = file(18_000 * PAGE);
+        let large = file(18_000 * page_size());
         let regions: Vec<_> = draws
             .iter()
             .map(|&(first, pages, at)| {
-                let region = Region::part(&large, first * PAGE, pages * PAGE, RW).unwrap();
-                Region { iova: at.map(|at| Iova::new(at * PAGE)), ..region }
+                let region = Region::part(&large, first * page_size(), pages * page_size(), RW).unwrap();
+                Region { iova: at.map(|at| Iova::new(at * page_size())), ..region }
             })
             .collect();
         let kernel = Kernel::new(x86());
@@ -185,7 +188,7 @@ proptest! {
             }
             let (start, behind) = (map.user().start().get(), map.user().last().get() + 1);
             let fits = |leaf: &u64| start.next_multiple_of(*leaf) + leaf <= behind;
-            let leaf = [G1, M2, PAGE].into_iter().find(fits).unwrap();
+            let leaf = [g1(), m2(), page_size()].into_iter().find(fits).unwrap();
             let iova = map.iova().start().get();
             prop_assert_eq!((iova ^ start) & (leaf - 1), 0, "{:#x} {:#x}", iova, start);
         }

@@ -6,7 +6,7 @@ use dmaspan::{Account, Container, Errno, HostAddr, Iova};
 use dmaspan_linux::plan::{MapError, Mapper, Region};
 use dmaspan_linux::{LinuxPinner, Memory};
 
-use crate::plan::kernel::{PAGE, RW, memory};
+use crate::plan::kernel::{RW, memory, page_size};
 
 type Space = Container<LinuxPinner<HostAddr>, parking_lot::RawMutex>;
 
@@ -19,12 +19,13 @@ fn a_container_is_mapped_by_plan() {
     let space = container(1 << 20);
     let mapper = Mapper::shared(space.clone()).unwrap();
     let [first, second] = [memory(8), memory(8)];
-    let page = |of: &Arc<Memory>, n: u64| Region::part(of, n * PAGE, PAGE, RW).unwrap();
+    let page =
+        |of: &Arc<Memory>, n: u64| Region::part(of, n * page_size(), page_size(), RW).unwrap();
     let regions = (0..8).flat_map(|n| [page(&first, n), page(&second, 7 - n)]);
     let mapped = mapper.map(regions).unwrap();
-    assert_eq!((space.mappings(), mapped.bytes()), (2, 16 * PAGE));
+    assert_eq!((space.mappings(), mapped.bytes()), (2, 16 * page_size()));
     let start = mapped.iova(0).unwrap();
-    assert_eq!(mapped.iova(2), Some(start.wrapping_add(PAGE)));
+    assert_eq!(mapped.iova(2), Some(start.wrapping_add(page_size())));
     mapped.unmap().unwrap();
     assert_eq!(space.mappings(), 0);
 }
@@ -59,7 +60,7 @@ fn the_first_and_the_last_page_are_pages() {
     let mapper = Mapper::shared(container(1 << 20)).unwrap();
     let memory = memory(1);
     let at = |iova| Region::whole(&memory, RW).at(Iova::new(iova));
-    let mapped = mapper.map([at(PAGE.wrapping_neg()), at(0)]).unwrap();
+    let mapped = mapper.map([at(page_size().wrapping_neg()), at(0)]).unwrap();
     assert_eq!(mapped.iova(1), Some(Iova::new(0)));
     mapped.unmap().unwrap();
 }

@@ -6,7 +6,7 @@ use dmaspan::{Errno, Iova};
 use dmaspan_linux::plan::{MapError, Mapper, NotUnmapped, Region, ScopeError};
 use dmaspan_linux::{Memory, MemoryKind};
 
-use crate::plan::kernel::{Kernel, PAGE, RW, Refused, memory, x86};
+use crate::plan::kernel::{Kernel, RW, Refused, memory, page_size, x86};
 
 const MAPS: u64 = 6;
 
@@ -77,7 +77,7 @@ fn taking_back_fails_and_what_stays_is_leaked_and_said() {
             let MapError::LeftBehind { leaked, why, source, .. } = &error else {
                 panic!("{error}")
             };
-            assert_eq!((*source, *leaked), (Refused(Errno::ENOMEM), failing * PAGE));
+            assert_eq!((*source, *leaked), (Refused(Errno::ENOMEM), failing * page_size()));
             assert!(matches!(why, NotUnmapped::Refused { range, .. }
                 if range.start() == Rig::at(failing - 1)));
             let text = error.to_string();
@@ -106,7 +106,10 @@ fn the_nth_unmap_fails_and_is_tried_again() {
         let unmapped = mapped.unmap().unwrap_err();
         assert!(matches!(&unmapped.source, NotUnmapped::Refused { range, source }
             if range.start() == Rig::at(n - 1) && *source == Refused(Errno::EIO)));
-        assert_eq!((unmapped.left.bytes(), rig.mapper.mapped_bytes()), (n * PAGE, n * PAGE));
+        assert_eq!(
+            (unmapped.left.bytes(), rig.mapper.mapped_bytes()),
+            (n * page_size(), n * page_size())
+        );
         assert_eq!(rig.kernel.entries().len(), 1);
         for region in 0..MAPS {
             let iova = unmapped.left.iova(usize::try_from(region).unwrap());
@@ -130,7 +133,7 @@ fn the_nth_unmap_of_a_drop_fails_and_that_is_leaked() {
         rig.kernel.state().failing_unmaps = vec![n];
         drop(mapped);
         assert_eq!(rig.kernel.entries().len(), 1);
-        assert_eq!((rig.mapper.mapped_bytes(), rig.mapper.leaked_bytes()), (0, n * PAGE));
+        assert_eq!((rig.mapper.mapped_bytes(), rig.mapper.leaked_bytes()), (0, n * page_size()));
         let weak = rig.weak();
         rig.kernel.state().entries.clear();
         for (at, memory) in (0..).zip(weak) {
@@ -151,7 +154,7 @@ fn all_unmaps_fail_and_all_is_leaked() {
     assert!(unmapped.to_string().contains(&unmapped.source.to_string()), "{unmapped}");
     assert_eq!(rig.mapper.leaked_bytes(), 0);
     drop(unmapped);
-    assert_eq!(rig.mapper.leaked_bytes(), 21 * PAGE);
+    assert_eq!(rig.mapper.leaked_bytes(), 21 * page_size());
     assert_eq!(rig.kernel.entries().len(), usize::try_from(MAPS).unwrap());
 }
 
@@ -163,7 +166,7 @@ fn a_space_that_unmaps_less_than_was_mapped_is_not_believed() {
     let unmapped = mapped.unmap().unwrap_err();
     assert!(matches!(unmapped.source, NotUnmapped::Short { unmapped: 0, .. }));
     drop(unmapped);
-    assert_eq!(rig.mapper.leaked_bytes(), 21 * PAGE);
+    assert_eq!(rig.mapper.leaked_bytes(), 21 * page_size());
     assert!(rig.weak().iter().all(|memory| memory.upgrade().is_some()));
     assert!(!rig.is_free(0));
 }
@@ -174,9 +177,9 @@ fn a_scope_whose_end_fails_leaks_and_says_so() {
     rig.kernel.state().failing_unmaps = vec![2];
     let error = rig.mapper.scope(rig.regions(), |_| ()).unwrap_err();
     let ScopeError::Unmap { leaked, source } = error else { panic!("{error}") };
-    assert_eq!(leaked, 2 * PAGE);
+    assert_eq!(leaked, 2 * page_size());
     assert!(matches!(source, NotUnmapped::Refused { .. }));
-    assert_eq!(rig.mapper.leaked_bytes(), 2 * PAGE);
+    assert_eq!(rig.mapper.leaked_bytes(), 2 * page_size());
     rig.kernel.state().failing_map = Some(1);
     let error = rig.mapper.scope([Region::whole(&memory(1), RW)], |_| panic!("not mapped"));
     assert!(matches!(error.unwrap_err(), ScopeError::Map(MapError::Refused { .. })));
@@ -185,10 +188,10 @@ fn a_scope_whose_end_fails_leaks_and_says_so() {
 #[test]
 fn memory_without_pages_is_refused_before_it_is_mapped() {
     let rig = Rig::new();
-    let first = Memory::new(MemoryKind::Memfd, 8 * PAGE).unwrap();
+    let first = Memory::new(MemoryKind::Memfd, 8 * page_size()).unwrap();
     let file = std::fs::File::from(first.file().unwrap().0.try_clone_to_owned().unwrap());
-    let short = Arc::new(Memory::from_file(file.try_clone().unwrap(), 0, 8 * PAGE).unwrap());
-    file.set_len(PAGE).unwrap();
+    let short = Arc::new(Memory::from_file(file.try_clone().unwrap(), 0, 8 * page_size()).unwrap());
+    file.set_len(page_size()).unwrap();
     let regions = [Region::whole(&rig.memories[0], RW), Region::whole(&short, RW)];
     let error = rig.mapper.map(regions).unwrap_err();
     assert!(matches!(error, MapError::Populate(_)), "{error}");

@@ -9,9 +9,6 @@ use dmaspan::{Errno, Iova, IovaRange, Prot, UserRange};
 use dmaspan_linux::plan::MmioSpace;
 use dmaspan_linux::{Memory, MemoryKind};
 
-pub(crate) const PAGE: u64 = 4 << 10;
-pub(crate) const M2: u64 = 2 << 20;
-pub(crate) const G1: u64 = 1 << 30;
 pub(crate) const RW: Prot = Prot::READ_WRITE;
 
 /// What the space refused.
@@ -58,20 +55,35 @@ pub(crate) struct Kernel {
     state: Mutex<State>,
 }
 
-/// What x86 has: 4 KiB to 1 GiB, 48 bits, without the addresses of interrupts.
+/// The kernel's own page, which all memory is made of: 4 KiB on x86.
+pub(crate) fn page_size() -> u64 {
+    MemoryKind::Base.page_size()
+}
+
+/// The leaf that is a table of pages: 2 MiB where they are of 4 KiB.
+pub(crate) fn m2() -> u64 {
+    page_size() << 9
+}
+
+/// The leaf above it.
+pub(crate) fn g1() -> u64 {
+    m2() << 9
+}
+
+/// What x86 has: leaves of three sizes, 48 bits, without the addresses of interrupts.
 pub(crate) fn x86() -> Limits {
     let range = |start, last| IovaRange::new(Iova::new(start), Iova::new(last)).unwrap();
     let apertures = vec![range(0, 0xfedf_ffff), range(0xfef0_0000, (1 << 48) - 1)];
-    Limits { apertures, page_sizes: PAGE | M2 | G1, mappings_left: Some(65_535) }
+    Limits { apertures, page_sizes: page_size() | m2() | g1(), mappings_left: Some(65_535) }
 }
 
 pub(crate) fn memory(pages: u64) -> Arc<Memory> {
-    Arc::new(Memory::new(MemoryKind::Base, pages * PAGE).unwrap())
+    Arc::new(Memory::new(MemoryKind::Base, pages * page_size()).unwrap())
 }
 
 /// A file of which nothing is allocated.
 pub(crate) fn file(len: u64) -> Arc<Memory> {
-    let small = Memory::new(MemoryKind::Memfd, PAGE).unwrap();
+    let small = Memory::new(MemoryKind::Memfd, page_size()).unwrap();
     let file = std::fs::File::from(small.file().unwrap().0.try_clone_to_owned().unwrap());
     file.set_len(len).unwrap();
     Arc::new(Memory::from_file(file, 0, len).unwrap())

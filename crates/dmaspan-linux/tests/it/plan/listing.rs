@@ -8,7 +8,7 @@ use dmaspan::{Account, Container, HostAddr, Iova, IovaRange, Label};
 use dmaspan_linux::LinuxPinner;
 use dmaspan_linux::plan::{ListedMap, MapKind, MapState, Mapper, Region};
 
-use crate::plan::kernel::{Kernel, PAGE, RW, memory, x86};
+use crate::plan::kernel::{Kernel, RW, memory, page_size, x86};
 
 #[test]
 fn what_is_planned_mapped_and_leaked_is_listed_with_its_label() {
@@ -16,8 +16,9 @@ fn what_is_planned_mapped_and_leaked_is_listed_with_its_label() {
     let mapper = Mapper::shared(kernel.clone()).unwrap();
     let (pages, other) = (memory(4), memory(1));
     let line = line!() + 1;
-    let region = Region::part(&pages, 0, 2 * PAGE, RW).unwrap();
-    let neighbour = Region::part(&pages, 2 * PAGE, 2 * PAGE, RW).unwrap().label("its neighbour");
+    let region = Region::part(&pages, 0, 2 * page_size(), RW).unwrap();
+    let neighbour =
+        Region::part(&pages, 2 * page_size(), 2 * page_size(), RW).unwrap().label("its neighbour");
     let named = Region::whole(&other, RW).label("queues").at(Iova::new(0x100_0000));
     let planned = mapper.plan([region, neighbour, named]).unwrap();
     let listed: Vec<ListedMap> = mapper.list().collect();
@@ -31,7 +32,7 @@ fn what_is_planned_mapped_and_leaked_is_listed_with_its_label() {
 
     let mapped = planned.map().unwrap();
     assert!(mapper.list().all(|map| map.state == MapState::Mapped && map.kind == MapKind::Region));
-    let shared = mapper.alloc(PAGE, PAGE).unwrap();
+    let shared = mapper.alloc(page_size(), page_size()).unwrap();
     let found: Vec<_> = mapper.list_in(IovaRange::point(shared.iova())).collect();
     assert_eq!((found.len(), found[0].kind), (1, MapKind::Shared));
     let picture = mapper.dump().to_string();
@@ -64,7 +65,8 @@ fn a_listing_is_that_of_a_model_whatever_comes_and_goes() {
             (None, 0) => {
                 let memory = &memories[usize::try_from(below(8)).unwrap()];
                 let pages = 1 + below(4);
-                let region = Region::part(memory, 0, pages * PAGE, RW).unwrap().label("model");
+                let region =
+                    Region::part(memory, 0, pages * page_size(), RW).unwrap().label("model");
                 live.insert(key, mapper.map([region]).unwrap());
             }
             (None, _) => {
@@ -85,7 +87,7 @@ fn a_listing_is_that_of_a_model_whatever_comes_and_goes() {
 fn a_map_that_stays_is_listed_once_while_threads_map_and_unmap() {
     let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
     let pages = memory(64);
-    let page = |n: u64| Region::part(&pages, n * PAGE, PAGE, RW).unwrap();
+    let page = |n: u64| Region::part(&pages, n * page_size(), page_size(), RW).unwrap();
     let stay: Vec<_> = (0..20).map(|n| mapper.map([page(n)]).unwrap()).collect();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

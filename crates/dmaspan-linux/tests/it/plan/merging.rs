@@ -8,11 +8,11 @@ use dmaspan_linux::Memory;
 use dmaspan_linux::plan::{Plan, PlanError, Region};
 use proptest::prelude::*;
 
-use crate::plan::kernel::{G1, PAGE, RW, file, memory, x86};
+use crate::plan::kernel::{RW, file, g1, memory, page_size, x86};
 
 /// Pieces of one page of a memory: which ones, in that order.
 fn pages(of: &Arc<Memory>, which: impl IntoIterator<Item = u64>) -> Vec<Region> {
-    let page = |n| Region::part(of, n * PAGE, PAGE, RW).unwrap();
+    let page = |n| Region::part(of, n * page_size(), page_size(), RW).unwrap();
     which.into_iter().map(page).collect()
 }
 
@@ -22,26 +22,26 @@ fn maps(regions: impl IntoIterator<Item = Region>) -> usize {
 
 #[test]
 fn a_gib_of_4_kib_pieces_of_one_memory_is_one_map() {
-    let gib = file(G1);
+    let gib = file(g1());
     let plan = Plan::new(&x86(), pages(&gib, 0..262_144)).unwrap();
-    assert_eq!((plan.maps().len(), plan.bytes(), plan.regions()), (1, G1, 262_144));
+    assert_eq!((plan.maps().len(), plan.bytes(), plan.regions()), (1, g1(), 262_144));
     let first = plan.iova_of(0).unwrap();
-    assert_eq!(plan.iova_of(262_143), Some(first.wrapping_add(G1 - PAGE)));
+    assert_eq!(plan.iova_of(262_143), Some(first.wrapping_add(g1() - page_size())));
     assert_eq!(plan.iova_of(262_144), None);
     assert!(!gib.is_populated());
 }
 
 #[test]
 fn pieces_in_any_order_are_one_map() {
-    let gib = file(G1);
+    let gib = file(g1());
     let backward = pages(&gib, (0..262_144).rev());
     assert_eq!(maps(backward), 1);
     // 2^18 is coprime to any odd step, so this comes by every page.
     let shuffled = pages(&gib, (0..262_144).map(|n| n * 77_773 % 262_144));
     let plan = Plan::new(&x86(), shuffled).unwrap();
-    assert_eq!((plan.maps().len(), plan.bytes()), (1, G1));
+    assert_eq!((plan.maps().len(), plan.bytes()), (1, g1()));
     let first = plan.maps()[0].iova().start();
-    assert_eq!(plan.iova_of(1), Some(first.wrapping_add(77_773 * PAGE)));
+    assert_eq!(plan.iova_of(1), Some(first.wrapping_add(77_773 * page_size())));
 }
 
 #[test]
@@ -69,13 +69,14 @@ fn pieces_for_different_uses_in_turn_stay_apart() {
 #[test]
 fn repeated_and_overlapping_pieces_are_one_map() {
     let memory = memory(16);
-    let part = |first, count| Region::part(&memory, first * PAGE, count * PAGE, RW).unwrap();
+    let part =
+        |first, count| Region::part(&memory, first * page_size(), count * page_size(), RW).unwrap();
     let regions = [part(4, 4), part(0, 6), part(4, 4), part(5, 1), part(8, 8)];
     let plan = Plan::new(&x86(), regions).unwrap();
-    assert_eq!((plan.maps().len(), plan.bytes()), (1, 16 * PAGE));
+    assert_eq!((plan.maps().len(), plan.bytes()), (1, 16 * page_size()));
     assert_eq!(plan.iova_of(0), plan.iova_of(2));
     let start = plan.iova_of(1).unwrap();
-    assert_eq!(plan.iova_of(3), Some(start.wrapping_add(5 * PAGE)));
+    assert_eq!(plan.iova_of(3), Some(start.wrapping_add(5 * page_size())));
 }
 
 #[test]
@@ -91,7 +92,9 @@ fn pieces_smaller_than_a_page_merge_into_pages() {
 fn neighbours_with_iovas_merge_only_where_both_are_neighbours() {
     let memory = memory(8);
     let at = |page: u64, iova: u64| {
-        Region::part(&memory, page * PAGE, PAGE, RW).unwrap().at(Iova::new(iova * PAGE))
+        Region::part(&memory, page * page_size(), page_size(), RW)
+            .unwrap()
+            .at(Iova::new(iova * page_size()))
     };
     assert_eq!(maps([at(3, 3), at(1, 1), at(0, 0), at(2, 2)]), 1);
     assert_eq!(maps([at(0, 0), at(1, 2)]), 2);
@@ -99,7 +102,7 @@ fn neighbours_with_iovas_merge_only_where_both_are_neighbours() {
     assert_eq!(maps([at(0, 1), at(1, 0)]), 2);
     // One page at two places.
     assert_eq!(maps([at(0, 0), at(0, 1), at(1, 2)]), 2);
-    let without = Region::part(&memory, PAGE, PAGE, RW).unwrap();
+    let without = Region::part(&memory, page_size(), page_size(), RW).unwrap();
     assert_eq!(maps([at(0, 0), without]), 2);
 }
 
@@ -169,8 +172,9 @@ fn fewest(wanted: &Wanted) -> usize {
 fn check(memories: &[Arc<Memory>; 2], draws: &[Draw]) {
     let regions = draws.iter().map(|&(memory, first, len, use_of, at)| {
         let prot = if use_of { RW } else { Prot::READ };
-        let region = Region::part(&memories[memory], first * PAGE, len * PAGE, prot).unwrap();
-        Region { iova: at.map(|at| Iova::new(at * PAGE)), ..region }
+        let region =
+            Region::part(&memories[memory], first * page_size(), len * page_size(), prot).unwrap();
+        Region { iova: at.map(|at| Iova::new(at * page_size())), ..region }
     });
     let regions: Vec<_> = regions.collect();
     let result = Plan::new(&x86(), regions.clone());
@@ -188,10 +192,10 @@ fn check(memories: &[Arc<Memory>; 2], draws: &[Draw]) {
     let mut iovas = BTreeSet::new();
     for map in plan.maps() {
         let memory = usize::from(Arc::ptr_eq(map.memory(), &memories[1]));
-        let first = memories[memory].offset_of(map.user()).unwrap() / PAGE;
-        for page in 0..map.len() / PAGE {
+        let first = memories[memory].offset_of(map.user()).unwrap() / page_size();
+        for page in 0..map.len() / page_size() {
             let what = ((memory, map.prot() == RW), first + page);
-            let at = map.iova().start().get() / PAGE + page;
+            let at = map.iova().start().get() / page_size() + page;
             assert!(iovas.insert(at), "{at} is mapped twice");
             if wanted.fixed.get(&at) == Some(&what) {
                 found.fixed.insert(at, what);

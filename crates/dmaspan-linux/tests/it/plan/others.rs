@@ -6,7 +6,7 @@ use dmaspan::space::Limits;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange};
 use dmaspan_linux::plan::{MapError, Mapper, MmioSpace, PlanError, Region};
 
-use crate::plan::kernel::{G1, Kernel, M2, PAGE, RW, file, memory, x86};
+use crate::plan::kernel::{Kernel, RW, file, g1, m2, memory, page_size, x86};
 
 fn iovas(start: u64, len: u64) -> IovaRange {
     IovaRange::from_len(Iova::new(start), len).unwrap()
@@ -19,13 +19,15 @@ fn rig() -> (Arc<Kernel>, Mapper<Kernel>) {
 
 #[test]
 fn what_somebody_else_mapped_is_not_planned_wherever_it_lies() {
-    for (start, pages) in [(0, 4), (PAGE, 1), (2 * PAGE, 64), (M2 - PAGE, 2), (0, 1024)] {
+    for (start, pages) in
+        [(0, 4), (page_size(), 1), (2 * page_size(), 64), (m2() - page_size(), 2), (0, 1024)]
+    {
         let (kernel, mapper) = rig();
         let others = memory(pages);
         kernel.map(&others, others.user_range(), Iova::new(start), RW).unwrap();
-        let taken = iovas(start, pages * PAGE);
+        let taken = iovas(start, pages * page_size());
         // One map, a block of maps, and a large one.
-        let all = [vec![memory(1)], (0..20).map(|_| memory(3)).collect(), vec![file(4 * M2)]];
+        let all = [vec![memory(1)], (0..20).map(|_| memory(3)).collect(), vec![file(4 * m2())]];
         let mapped = all
             .each_ref()
             .map(|memories| mapper.map(memories.iter().map(|of| Region::whole(of, RW))).unwrap());
@@ -41,9 +43,10 @@ fn what_somebody_else_mapped_is_not_planned_wherever_it_lies() {
 fn a_bar_that_was_mapped_by_the_space_itself_is_passed_over() {
     let (kernel, mapper) = rig();
     let (registers, buffers) = (memory(16), memory(16));
-    MmioSpace::map_bar(&*kernel, &registers, 0..16 * PAGE, Iova::new(PAGE), RW).unwrap();
+    MmioSpace::map_bar(&*kernel, &registers, 0..16 * page_size(), Iova::new(page_size()), RW)
+        .unwrap();
     let mapped = mapper.map([Region::whole(&buffers, RW)]).unwrap();
-    assert!(mapped.iova(0) >= Some(Iova::new(17 * PAGE)));
+    assert!(mapped.iova(0) >= Some(Iova::new(17 * page_size())));
     drop(mapped);
 }
 
@@ -51,43 +54,50 @@ fn a_bar_that_was_mapped_by_the_space_itself_is_passed_over() {
 fn what_asks_for_iovas_of_others_is_refused_by_the_plan_and_all_of_them_are_named() {
     let (kernel, mapper) = rig();
     let others = [memory(2), memory(1), memory(2)];
-    for (of, start) in others.iter().zip([M2 - PAGE, M2 + PAGE, M2 + 4 * PAGE]) {
+    for (of, start) in
+        others.iter().zip([m2() - page_size(), m2() + page_size(), m2() + 4 * page_size()])
+    {
         kernel.map(of, of.user_range(), Iova::new(start), RW).unwrap();
     }
     let own = memory(1);
-    let own = mapper.map([Region::whole(&own, RW).at(Iova::new(M2 + 2 * PAGE))]).unwrap();
+    let own = mapper.map([Region::whole(&own, RW).at(Iova::new(m2() + 2 * page_size()))]).unwrap();
     let wanted = memory(8);
-    let error = mapper.plan([Region::whole(&wanted, RW).at(Iova::new(M2))]).unwrap_err();
+    let error = mapper.plan([Region::whole(&wanted, RW).at(Iova::new(m2()))]).unwrap_err();
     // Neighbours are one, whoever has them.
-    let taken = vec![iovas(M2 - PAGE, 4 * PAGE), iovas(M2 + 4 * PAGE, 2 * PAGE)];
-    let range = iovas(M2, 8 * PAGE);
+    let taken = vec![
+        iovas(m2() - page_size(), 4 * page_size()),
+        iovas(m2() + 4 * page_size(), 2 * page_size()),
+    ];
+    let range = iovas(m2(), 8 * page_size());
     assert_eq!(error, PlanError::InUse { region: 0, range, taken });
     assert_eq!(error.errno(), Errno::EEXIST);
     assert_eq!(kernel.state().map_calls, 4);
-    kernel.unmap(iovas(M2 + 4 * PAGE, 2 * PAGE)).unwrap();
-    let rest = Region::part(&wanted, 0, 4 * PAGE, RW).unwrap().at(Iova::new(M2 + 3 * PAGE));
+    kernel.unmap(iovas(m2() + 4 * page_size(), 2 * page_size())).unwrap();
+    let rest = Region::part(&wanted, 0, 4 * page_size(), RW)
+        .unwrap()
+        .at(Iova::new(m2() + 3 * page_size()));
     drop(mapper.map([rest]).unwrap());
     drop(own);
 }
 
 #[test]
 fn iovas_that_others_gave_back_are_used_before_there_is_no_room() {
-    let kernel = Kernel::new(Limits { apertures: vec![iovas(M2, 8 * PAGE)], ..x86() });
+    let kernel = Kernel::new(Limits { apertures: vec![iovas(m2(), 8 * page_size())], ..x86() });
     let mapper = Mapper::shared(kernel.clone()).unwrap();
     let (others, own, page) = (memory(7), memory(8), memory(1));
-    kernel.map(&others, others.user_range(), Iova::new(M2), RW).unwrap();
+    kernel.map(&others, others.user_range(), Iova::new(m2()), RW).unwrap();
     let last = mapper.map([Region::whole(&page, RW)]).unwrap();
-    assert_eq!(last.iova(0), Some(Iova::new(M2 + 7 * PAGE)));
+    assert_eq!(last.iova(0), Some(Iova::new(m2() + 7 * page_size())));
     let error = mapper.map([Region::whole(&page, RW)]).unwrap_err();
     assert!(matches!(error, MapError::Plan(PlanError::NoRoom { .. })), "{error}");
-    kernel.unmap(iovas(M2, 7 * PAGE)).unwrap();
+    kernel.unmap(iovas(m2(), 7 * page_size())).unwrap();
     drop(last);
     // Anywhere, and at certain IOVAs.
     drop(mapper.map([Region::whole(&own, RW)]).unwrap());
-    kernel.map(&others, others.user_range(), Iova::new(M2), RW).unwrap();
+    kernel.map(&others, others.user_range(), Iova::new(m2()), RW).unwrap();
     drop(mapper.map([Region::whole(&page, RW)]).unwrap());
-    kernel.unmap(iovas(M2, 7 * PAGE)).unwrap();
-    drop(mapper.map([Region::whole(&own, RW).at(Iova::new(M2))]).unwrap());
+    kernel.unmap(iovas(m2(), 7 * page_size())).unwrap();
+    drop(mapper.map([Region::whole(&own, RW).at(Iova::new(m2()))]).unwrap());
 }
 
 #[test]
@@ -95,19 +105,19 @@ fn a_terabyte_of_others_is_passed_over_at_once() {
     let kernel = Kernel::new(x86());
     let mapper = Mapper::shared(kernel.clone()).unwrap();
     // Mapped over and over from its start: 64 times 16 GiB.
-    let huge = file(16 * G1);
+    let huge = file(16 * g1());
     for n in 0..64 {
-        let at = Iova::new(G1 * 4 + n * 16 * G1);
+        let at = Iova::new(g1() * 4 + n * 16 * g1());
         kernel.map(&huge, huge.user_range(), at, RW).unwrap();
     }
-    let rest = file(4 * G1);
+    let rest = file(4 * g1());
     for start in [0, 0xfef0_0000] {
-        let last = if start == 0 { 0xfedf_ffff } else { 4 * G1 - 1 };
+        let last = if start == 0 { 0xfedf_ffff } else { 4 * g1() - 1 };
         let user = rest.sub_range(0, last - start + 1).unwrap();
         kernel.map(&rest, user, Iova::new(start), RW).unwrap();
     }
     let mapped = mapper.map([Region::whole(&memory(1), RW)]).unwrap();
-    assert_eq!(mapped.iova(0), Some(Iova::new(4 * G1 + 64 * 16 * G1)));
+    assert_eq!(mapped.iova(0), Some(Iova::new(4 * g1() + 64 * 16 * g1())));
 }
 
 #[test]
@@ -115,11 +125,11 @@ fn a_space_that_does_not_say_what_is_mapped_refuses_the_map() {
     let (kernel, mapper) = rig();
     kernel.state().is_silent = true;
     let others = memory(4);
-    kernel.map(&others, others.user_range(), Iova::new(PAGE), RW).unwrap();
+    kernel.map(&others, others.user_range(), Iova::new(page_size()), RW).unwrap();
     let error = mapper.map([Region::whole(&memory(1), RW)]).unwrap_err();
     assert!(matches!(error, MapError::Refused { .. }), "{error}");
     // Then it can be excluded.
-    mapper.exclude(iovas(PAGE, 4 * PAGE)).unwrap();
+    mapper.exclude(iovas(page_size(), 4 * page_size())).unwrap();
     drop(mapper.map([Region::whole(&memory(1), RW)]).unwrap());
 }
 
@@ -130,25 +140,26 @@ fn nothing_is_planned_in_what_is_excluded() {
     let regions = || memories.iter().map(|of| Region::whole(of, RW));
     // The page of IOVA 0 too, a part of a page, twice, and what is in no aperture.
     for range in [
-        iovas(0, 4 * PAGE),
-        iovas(6 * PAGE + 1, 1),
-        iovas(6 * PAGE, PAGE),
-        iovas(2 * PAGE, 5 * PAGE),
+        iovas(0, 4 * page_size()),
+        iovas(6 * page_size() + 1, 1),
+        iovas(6 * page_size(), page_size()),
+        iovas(2 * page_size(), 5 * page_size()),
         iovas(0xfedf_0000, 0x20_0000),
         iovas(1 << 60, 1 << 20),
     ] {
         mapper.exclude(range).unwrap();
     }
     let mapped = mapper.map(regions()).unwrap();
-    let excluded = iovas(0, 7 * PAGE);
+    let excluded = iovas(0, 7 * page_size());
     assert!(mapped.plan().maps().iter().all(|map| map.iova().intersection(excluded).is_none()));
-    for start in [0, PAGE, 6 * PAGE, 0xfedf_0000] {
+    for start in [0, page_size(), 6 * page_size(), 0xfedf_0000] {
         let region = Region::whole(&memories[0], RW).at(Iova::new(start));
         let error = mapper.plan([region]).unwrap_err();
         let PlanError::InUse { taken, .. } = &error else { panic!("{error}") };
         assert!(taken[0].contains(Iova::new(start)), "{error}");
     }
-    let error = mapper.map_bar(&memories[0], 0..PAGE, Some(Iova::new(PAGE)), RW).unwrap_err();
+    let error =
+        mapper.map_bar(&memories[0], 0..page_size(), Some(Iova::new(page_size())), RW).unwrap_err();
     assert!(matches!(error, MapError::Plan(PlanError::InUse { .. })), "{error}");
     drop(mapped);
     assert!(kernel.is_empty());
@@ -159,24 +170,32 @@ fn what_the_mapper_has_cannot_be_excluded_and_is_named() {
     let (_, mapper) = rig();
     let (first, second) = (memory(1), memory(2));
     let region = |of: &Arc<_>, start| Region::whole(of, RW).at(Iova::new(start));
-    let mapped = mapper.map([region(&first, 0), region(&second, M2)]).unwrap();
-    let planned = mapper.plan([region(&second, 2 * M2)]).unwrap();
-    let bar = mapper.map_bar(&first, 0..PAGE, Some(Iova::new(3 * M2)), RW).unwrap();
-    mapper.exclude(iovas(M2 + 2 * PAGE, PAGE)).unwrap();
-    let range = iovas(0, 4 * M2);
+    let mapped = mapper.map([region(&first, 0), region(&second, m2())]).unwrap();
+    let planned = mapper.plan([region(&second, 2 * m2())]).unwrap();
+    let bar = mapper.map_bar(&first, 0..page_size(), Some(Iova::new(3 * m2())), RW).unwrap();
+    mapper.exclude(iovas(m2() + 2 * page_size(), page_size())).unwrap();
+    let range = iovas(0, 4 * m2());
     let error = mapper.exclude(range).unwrap_err();
-    let taken =
-        vec![iovas(0, PAGE), iovas(M2, 2 * PAGE), iovas(2 * M2, 2 * PAGE), iovas(3 * M2, PAGE)];
+    let taken = vec![
+        iovas(0, page_size()),
+        iovas(m2(), 2 * page_size()),
+        iovas(2 * m2(), 2 * page_size()),
+        iovas(3 * m2(), page_size()),
+    ];
     assert!(error.to_string().contains("0x200000..=0x201fff and 0x400000"), "{error}");
     assert_eq!(error.errno(), Errno::EEXIST);
     assert_eq!(error, PlanError::Held { range, taken });
-    for part in [iovas(M2 + PAGE, PAGE), iovas(M2 - PAGE, PAGE + 1), iovas(0, 1), iovas(3 * M2, 1)]
-    {
+    for part in [
+        iovas(m2() + page_size(), page_size()),
+        iovas(m2() - page_size(), page_size() + 1),
+        iovas(0, 1),
+        iovas(3 * m2(), 1),
+    ] {
         assert!(matches!(mapper.exclude(part), Err(PlanError::Held { .. })), "{part}");
     }
     // Nothing has changed: what was free is, and what was excluded is.
-    drop(mapper.plan([region(&first, PAGE), region(&first, M2 - PAGE)]).unwrap());
-    assert!(mapper.plan([region(&first, M2 + 2 * PAGE)]).is_err());
+    drop(mapper.plan([region(&first, page_size()), region(&first, m2() - page_size())]).unwrap());
+    assert!(mapper.plan([region(&first, m2() + 2 * page_size())]).is_err());
     drop((mapped, planned, bar));
     mapper.exclude(range).unwrap();
     assert!(mapper.plan([region(&first, 0)]).is_err());
@@ -186,11 +205,11 @@ fn what_the_mapper_has_cannot_be_excluded_and_is_named() {
 fn what_others_have_mapped_can_be_excluded() {
     let (kernel, mapper) = rig();
     let others = memory(2);
-    kernel.map(&others, others.user_range(), Iova::new(PAGE), RW).unwrap();
+    kernel.map(&others, others.user_range(), Iova::new(page_size()), RW).unwrap();
     drop(mapper.map([Region::whole(&others, RW)]).unwrap());
-    mapper.exclude(iovas(0, 3 * PAGE)).unwrap();
-    kernel.unmap(iovas(PAGE, 2 * PAGE)).unwrap();
+    mapper.exclude(iovas(0, 3 * page_size())).unwrap();
+    kernel.unmap(iovas(page_size(), 2 * page_size())).unwrap();
     let mapped = mapper.map([Region::whole(&others, RW)]).unwrap();
-    assert!(mapped.iova(0) >= Some(Iova::new(3 * PAGE)));
+    assert!(mapped.iova(0) >= Some(Iova::new(3 * page_size())));
     drop(mapped);
 }

@@ -6,7 +6,7 @@ use dmaspan::{Iova, Prot};
 use dmaspan_linux::plan::{MappedRegions, Mapper, Region};
 use dmaspan_linux::{Memory, MemoryKind};
 
-use crate::plan::kernel::{Kernel, M2, PAGE, RW, memory, x86};
+use crate::plan::kernel::{Kernel, RW, m2, memory, page_size, x86};
 
 #[test]
 fn one_region_is_one_call_and_no_more() {
@@ -18,8 +18,8 @@ fn one_region_is_one_call_and_no_more() {
     assert_eq!((entry.user, entry.prot), (memory.user_range(), RW));
     assert!(Arc::ptr_eq(&entry.memory, &memory));
     assert_eq!(Some(entry.iova.start()), mapped.iova(0));
-    assert_eq!((mapped.iova(1), mapped.bytes()), (None, 512 * PAGE));
-    assert_eq!(mapper.mapped_bytes(), 512 * PAGE);
+    assert_eq!((mapped.iova(1), mapped.bytes()), (None, 512 * page_size()));
+    assert_eq!(mapper.mapped_bytes(), 512 * page_size());
     mapped.unmap().unwrap();
     let state = kernel.state();
     assert_eq!((state.map_calls, state.unmap_calls, state.entries.len()), (1, 1, 0));
@@ -31,17 +31,26 @@ fn addresses_of_the_user_are_translated() {
     let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
     let [first, second] = [memory(4), memory(4)];
     let regions = [
-        Region::part(&first, PAGE, 2 * PAGE, RW).unwrap().at(Iova::new(8 * M2)),
-        Region::whole(&second, Prot::READ).at(Iova::new(M2)),
+        Region::part(&first, page_size(), 2 * page_size(), RW).unwrap().at(Iova::new(8 * m2())),
+        Region::whole(&second, Prot::READ).at(Iova::new(m2())),
     ];
     let mapped = mapper.map(regions).unwrap();
     let at = |memory: &Arc<Memory>, offset| memory.user_range().start().wrapping_add(offset);
-    assert_eq!((mapped.iova(0), mapped.iova(1)), (Some(Iova::new(8 * M2)), Some(Iova::new(M2))));
-    assert_eq!(mapped.translate(at(&first, PAGE + 5)), Some(Iova::new(8 * M2 + 5)));
-    assert_eq!(mapped.translate(at(&first, 3 * PAGE - 1)), Some(Iova::new(8 * M2 + 2 * PAGE - 1)));
+    assert_eq!(
+        (mapped.iova(0), mapped.iova(1)),
+        (Some(Iova::new(8 * m2())), Some(Iova::new(m2())))
+    );
+    assert_eq!(mapped.translate(at(&first, page_size() + 5)), Some(Iova::new(8 * m2() + 5)));
+    assert_eq!(
+        mapped.translate(at(&first, 3 * page_size() - 1)),
+        Some(Iova::new(8 * m2() + 2 * page_size() - 1))
+    );
     assert_eq!(mapped.translate(at(&first, 0)), None);
-    assert_eq!(mapped.translate(at(&first, 3 * PAGE)), None);
-    assert_eq!(mapped.translate(at(&second, 4 * PAGE - 1)), Some(Iova::new(M2 + 4 * PAGE - 1)));
+    assert_eq!(mapped.translate(at(&first, 3 * page_size())), None);
+    assert_eq!(
+        mapped.translate(at(&second, 4 * page_size() - 1)),
+        Some(Iova::new(m2() + 4 * page_size() - 1))
+    );
 }
 
 #[test]
@@ -51,8 +60,8 @@ fn an_address_that_is_mapped_more_than_once_is_translated_to_the_lowest_iova() {
     let memory = memory(64);
     // A long one around many others, at IOVAs in another order than their memory.
     let part = |first, pages, iova: u64| {
-        let region = Region::part(&memory, first * PAGE, pages * PAGE, RW).unwrap();
-        region.at(Iova::new(iova * PAGE))
+        let region = Region::part(&memory, first * page_size(), pages * page_size(), RW).unwrap();
+        region.at(Iova::new(iova * page_size()))
     };
     let shuffled = |n: u64| 200 + n * 7 % 32 * 4;
     let short = (0..32).map(|n| part(2 * n, 1, shuffled(n)));
@@ -61,9 +70,9 @@ fn an_address_that_is_mapped_more_than_once_is_translated_to_the_lowest_iova() {
     let wanted = |page: u64, around: u64| {
         let own = page.is_multiple_of(2).then(|| shuffled(page / 2));
         let around = (8..48).contains(&page).then(|| around + page - 8);
-        own.into_iter().chain(around).min().map(|iova| Iova::new(iova * PAGE + 5))
+        own.into_iter().chain(around).min().map(|iova| Iova::new(iova * page_size() + 5))
     };
-    let user = |page| memory.user_range().start().wrapping_add(page * PAGE + 5);
+    let user = |page| memory.user_range().start().wrapping_add(page * page_size() + 5);
     let check = |mapped: &MappedRegions<_>, around| {
         for page in 0..64 {
             assert_eq!(mapped.translate(user(page)), wanted(page, around), "{page} {around}");
@@ -105,7 +114,7 @@ fn what_is_forgotten_stays_mapped_and_is_never_freed() {
     // Even if the space forgets it.
     kernel.state().entries.clear();
     assert!(weak.upgrade().is_some());
-    assert_eq!(mapper.mapped_bytes(), 4 * PAGE);
+    assert_eq!(mapper.mapped_bytes(), 4 * page_size());
     assert!(mapper.map([region()]).is_err(), "its IOVAs are never used again");
 }
 
@@ -116,7 +125,7 @@ fn a_scope_unmaps_also_when_it_panics() {
     let memory = memory(4);
     let region = || [Region::whole(&memory, RW)];
     let bytes = mapper.scope(region(), |mapped| (mapped.bytes(), kernel.entries().len())).unwrap();
-    assert_eq!(bytes, (4 * PAGE, 1));
+    assert_eq!(bytes, (4 * page_size(), 1));
     assert!(kernel.is_empty());
     let unwinding = std::panic::AssertUnwindSafe(|| mapper.scope(region(), |_| panic!("work")));
     assert!(std::panic::catch_unwind(unwinding).is_err());
@@ -129,7 +138,8 @@ fn neighbours_of_one_owner_are_unmapped_at_once() {
     let kernel = Kernel::new(x86());
     let mapper = Mapper::shared(kernel.clone()).unwrap();
     let [first, second, third] = [memory(4), memory(4), memory(4)];
-    let at = |memory: &Arc<Memory>, page| Region::whole(memory, RW).at(Iova::new(page * PAGE));
+    let at =
+        |memory: &Arc<Memory>, page| Region::whole(memory, RW).at(Iova::new(page * page_size()));
     let beside = mapper.map([at(&third, 8)]).unwrap();
     let mapped = mapper.map([at(&second, 4), at(&first, 0), at(&third, 32)]).unwrap();
     mapped.unmap().unwrap();
@@ -142,18 +152,18 @@ fn neighbours_of_one_owner_are_unmapped_at_once() {
 #[test]
 fn adopted_memory_is_populated_before_it_is_mapped() {
     let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
-    let first = Memory::new(MemoryKind::Memfd, 64 * PAGE).unwrap();
+    let first = Memory::new(MemoryKind::Memfd, 64 * page_size()).unwrap();
     let (fd, offset) = first.file().unwrap();
     let file = std::fs::File::from(fd.try_clone_to_owned().unwrap());
-    file.set_len(128 * PAGE).unwrap();
-    let memory = Memory::from_file(file.try_clone().unwrap(), offset, 128 * PAGE).unwrap();
+    file.set_len(128 * page_size()).unwrap();
+    let memory = Memory::from_file(file.try_clone().unwrap(), offset, 128 * page_size()).unwrap();
     let memory = Arc::new(memory);
     let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) * 512;
-    assert_eq!(blocks(), 64 * PAGE);
-    let part = Region::part(&memory, 64 * PAGE, 8 * PAGE, RW).unwrap();
+    assert_eq!(blocks(), 64 * page_size());
+    let part = Region::part(&memory, 64 * page_size(), 8 * page_size(), RW).unwrap();
     let mapped = mapper.map([part]).unwrap();
-    assert_eq!((blocks(), memory.is_populated()), (72 * PAGE, false));
+    assert_eq!((blocks(), memory.is_populated()), (72 * page_size(), false));
     let all = mapper.map([Region::whole(&memory, RW)]).unwrap();
-    assert_eq!((blocks(), memory.is_populated()), (128 * PAGE, true));
+    assert_eq!((blocks(), memory.is_populated()), (128 * page_size(), true));
     drop((mapped, all));
 }

@@ -7,7 +7,7 @@ use dmaspan::{Errno, Iova};
 use dmaspan_linux::mem::MemoryError;
 use dmaspan_linux::plan::{MapError, Mapper, NotUnmapped, PlanError};
 
-use crate::plan::kernel::{Kernel, M2, PAGE, RW, Refused, x86};
+use crate::plan::kernel::{Kernel, RW, Refused, m2, page_size, x86};
 
 fn rig() -> (Arc<Kernel>, Mapper<Kernel>) {
     let kernel = Kernel::new(x86());
@@ -20,11 +20,16 @@ fn memory_is_one_map_zeroed_aligned_and_within_what_the_device_addresses() {
     let limit = Iova::new(u64::from(u32::MAX));
     let mapper = Mapper::with_limit(kernel.clone(), limit).unwrap();
     let mut all = Vec::new();
-    for (len, align) in
-        [(1, 1), (PAGE, PAGE), (3 * PAGE, 16 * PAGE), (PAGE + 1, M2), (M2, 8), (5, 1 << 24)]
-    {
+    for (len, align) in [
+        (1, 1),
+        (page_size(), page_size()),
+        (3 * page_size(), 16 * page_size()),
+        (page_size() + 1, m2()),
+        (m2(), 8),
+        (5, 1 << 24),
+    ] {
         let memory = mapper.alloc(len, align).unwrap();
-        assert!(memory.len() >= len && memory.len().is_multiple_of(PAGE), "{len:#x}");
+        assert!(memory.len() >= len && memory.len().is_multiple_of(page_size()), "{len:#x}");
         assert_eq!(memory.iova().get() % align, 0);
         assert!(memory.range().last() <= limit);
         memory.memory().check_words(0, memory.len(), |_| 0).unwrap();
@@ -51,8 +56,8 @@ fn an_iommu_with_large_pages_gets_large_pages() {
 #[test]
 fn what_cannot_be_allocated_is_refused_before_the_space_is_asked() {
     let (kernel, mapper) = rig();
-    for align in [0, 3, PAGE + 1, u64::MAX] {
-        let error = mapper.alloc(PAGE, align).unwrap_err();
+    for align in [0, 3, page_size() + 1, u64::MAX] {
+        let error = mapper.alloc(page_size(), align).unwrap_err();
         let MapError::Plan(error) = error else { panic!("{error}") };
         assert_eq!(error, PlanError::Alignment { align });
         assert!(error.to_string().contains("not a power of two"), "{error}");
@@ -65,7 +70,7 @@ fn what_cannot_be_allocated_is_refused_before_the_space_is_asked() {
         assert!(matches!(error, MapError::Memory(MemoryError::TooMuch { .. })), "{error}");
     }
     // An alignment at which no address is.
-    let error = mapper.alloc(PAGE, 1 << 63).unwrap_err();
+    let error = mapper.alloc(page_size(), 1 << 63).unwrap_err();
     assert!(matches!(error, MapError::Memory(_) | MapError::Plan(PlanError::NoRoom { .. })));
     assert_eq!(kernel.state().map_calls, 0);
 }
@@ -74,11 +79,11 @@ fn what_cannot_be_allocated_is_refused_before_the_space_is_asked() {
 fn memory_is_freed_when_it_is_unmapped_and_kept_for_ever_where_it_is_not() {
     let (kernel, mapper) = rig();
     kernel.state().failing_map = Some(1);
-    let error = mapper.alloc(PAGE, 1).unwrap_err();
+    let error = mapper.alloc(page_size(), 1).unwrap_err();
     let MapError::Refused { source: Refused(Errno::ENOMEM), .. } = error else { panic!("{error}") };
     assert_eq!(mapper.mapped_bytes(), 0);
 
-    let memory = mapper.alloc(PAGE, 1).unwrap();
+    let memory = mapper.alloc(page_size(), 1).unwrap();
     let weak = Arc::downgrade(memory.memory());
     kernel.state().failing_unmaps = vec![1];
     let still = memory.unmap().unwrap_err();
@@ -87,19 +92,19 @@ fn memory_is_freed_when_it_is_unmapped_and_kept_for_ever_where_it_is_not() {
     still.left.unmap().unwrap();
     assert!(weak.upgrade().is_none());
 
-    let memory = mapper.alloc(PAGE, 1).unwrap();
+    let memory = mapper.alloc(page_size(), 1).unwrap();
     let (weak, iova) = (Arc::downgrade(memory.memory()), memory.iova());
     kernel.state().failing_unmaps = vec![1];
     drop(memory);
     kernel.state().entries.clear();
     assert!(weak.upgrade().is_some());
-    assert_eq!((mapper.mapped_bytes(), mapper.leaked_bytes()), (0, PAGE));
-    assert_ne!(mapper.alloc(PAGE, 1).unwrap().iova(), iova);
+    assert_eq!((mapper.mapped_bytes(), mapper.leaked_bytes()), (0, page_size()));
+    assert_ne!(mapper.alloc(page_size(), 1).unwrap().iova(), iova);
 
-    let memory = mapper.alloc(PAGE, 1).unwrap();
+    let memory = mapper.alloc(page_size(), 1).unwrap();
     let weak = Arc::downgrade(memory.memory());
     std::mem::forget(memory);
     kernel.state().entries.clear();
     assert!(weak.upgrade().is_some());
-    assert_eq!(mapper.alloc(2 * PAGE, 1).unwrap().leak(), 2 * PAGE);
+    assert_eq!(mapper.alloc(2 * page_size(), 1).unwrap().leak(), 2 * page_size());
 }

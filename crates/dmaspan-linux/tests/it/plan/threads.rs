@@ -6,12 +6,12 @@ use dmaspan::space::Limits;
 use dmaspan::{Iova, IovaRange};
 use dmaspan_linux::plan::{MapError, Mapper, PlanError, Region};
 
-use crate::plan::kernel::{Kernel, PAGE, RW, memory, x86};
+use crate::plan::kernel::{Kernel, RW, memory, page_size, x86};
 
 #[test]
 fn threads_never_get_the_same_iovas_and_always_get_what_is_free() {
     // Room for exactly what all threads have at once.
-    let apertures = vec![IovaRange::from_len(Iova::new(PAGE), 4 * 6 * PAGE).unwrap()];
+    let apertures = vec![IovaRange::from_len(Iova::new(page_size()), 4 * 6 * page_size()).unwrap()];
     let kernel = Kernel::new(Limits { apertures, ..x86() });
     let mapper = Mapper::shared(kernel.clone()).unwrap();
     thread::scope(|scope| {
@@ -19,7 +19,7 @@ fn threads_never_get_the_same_iovas_and_always_get_what_is_free() {
             let mapper = mapper.clone();
             scope.spawn(move || {
                 let memories = [memory(1), memory(1), memory(1)];
-                let own = Iova::new((1 + 12 + 3 * thread) * PAGE);
+                let own = Iova::new((1 + 12 + 3 * thread) * page_size());
                 for round in 0..2000 {
                     let planned = Region::whole(&memories[round % 3], RW);
                     // Half of the room is for those that are placed by hand, and the other for
@@ -41,7 +41,7 @@ fn threads_never_get_the_same_iovas_and_always_get_what_is_free() {
     assert_eq!((mapper.mapped_bytes(), mapper.leaked_bytes()), (0, 0));
     // Nothing is lost: all of it is free.
     let all = memory(24);
-    mapper.map([Region::whole(&all, RW).at(Iova::new(PAGE))]).unwrap().unmap().unwrap();
+    mapper.map([Region::whole(&all, RW).at(Iova::new(page_size()))]).unwrap().unmap().unwrap();
 }
 
 fn is_full(error: &PlanError) -> bool {

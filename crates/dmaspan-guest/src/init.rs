@@ -126,7 +126,7 @@ fn execute(command: &Command) -> Result<i32, Failure> {
         Command::Settle(seconds) => thread::sleep(Duration::from_secs(*seconds)),
         Command::Bind(bdf) => bind(bdf)?,
         Command::Hugepages(count) => {
-            let place = "/proc/sys/vm/nr_hugepages";
+            let place = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
             fs::write(place, count.to_string())?;
             let there = fs::read_to_string(place)?;
             if there.trim() != count.to_string() {

@@ -12,7 +12,7 @@ use dmaspan_linux::vfio::{Backend, Bar, BusMaster, DeviceError, Error, VfioDevic
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::{PEER, driver, in_sysfs};
-use super::{BACKEND, Case, Context, Need, Outcome, Result, case};
+use super::{BACKEND, Case, Context, Need, Outcome, Result, case, page};
 
 /// The function with a BAR as large as is asked for, its BAR 2: QEMU's `pci-testdev`.
 const LARGE: &str = "0000:00:07.0";
@@ -284,13 +284,13 @@ struct Controller {
 impl Controller {
     fn start(space: &VfioSpace, device: &VfioDevice) -> Result<Self> {
         let bar = device.bar(0)?;
-        let memory = Arc::new(Memory::new(MemoryKind::Base, 8192)?);
+        let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * page())?);
         space.map(&memory, memory.user_range(), Iova::new(QUEUES), Prot::READ_WRITE)?;
         bar.write32(nvme::CC, 0);
         until(|| bar.read32(nvme::CSTS) & 1 == 0)?;
         bar.write32(nvme::AQA, 0xf_000f);
         bar.write64(nvme::ASQ, QUEUES);
-        bar.write64(nvme::ACQ, QUEUES + 4096);
+        bar.write64(nvme::ACQ, QUEUES + page());
         device.set_bus_master(BusMaster::On)?;
         bar.write32(nvme::CC, 6 << 16 | 4 << 20 | 1);
         until(|| bar.read32(nvme::CSTS) & 1 == 1)?;
@@ -303,7 +303,7 @@ impl Controller {
         (words[0], words[3], words[5]) = (6 | u64::from(self.tail) << 16, iova, 1);
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         self.memory.write(u64::from(self.tail) * 64, &bytes)?;
-        let completion = 4096 + u64::from(self.tail) * 16 + 12;
+        let completion = page() + u64::from(self.tail) * 16 + 12;
         self.tail += 1;
         self.bar.write32(nvme::DOORBELL, self.tail);
         until(|| {
@@ -332,19 +332,19 @@ fn peers(context: &Context) -> Result {
     if !maps_registers(&space, &bar, REGISTERS)? {
         return no_registers(context);
     }
-    let backwards = Range { start: 8192, end: 4096 };
-    for refused in [0..0, len - 4096..len + 4096, len..len + 4096, backwards, 0..u64::MAX] {
+    let backwards = Range { start: 2 * page(), end: page() };
+    for refused in [0..0, len - page()..len + page(), len..len + page(), backwards, 0..u64::MAX] {
         let result = map_bar(&space, &bar, refused, REGISTERS + len);
         check!(matches!(result, Err(Error::OutsideBar { .. })));
     }
-    let misaligned = map_bar(&space, &bar, 8..4104, REGISTERS + len);
+    let misaligned = map_bar(&space, &bar, 8..page() + 8, REGISTERS + len);
     check!(matches!(misaligned, Err(Error::Misaligned { .. })));
-    let overlap = map_bar(&space, &bar, 0..4096, REGISTERS + len - 4096);
+    let overlap = map_bar(&space, &bar, 0..page(), REGISTERS + len - page());
     check!(matches!(overlap, Err(Error::Overlap { .. })));
     check!(space.requests().maps, 1);
     let msix = device.enable_msix(1)?;
     let mut controller = Controller::start(&space, &device)?;
-    let at = len - 8192;
+    let at = len - 2 * page();
     bar.write64(at, 0);
     controller.identify(REGISTERS + at)?;
     check!(bar.read32(at + 4).to_le_bytes(), SERIAL);
@@ -358,8 +358,8 @@ fn peers(context: &Context) -> Result {
     map_bar(&space, &bar, at..len, REGISTERS)?;
     let other = peer.bar(2)?;
     drop((peer, bar));
-    controller.identify(REGISTERS + 4096)?;
-    check!(other.read32(at + 4096 + 4).to_le_bytes(), SERIAL);
+    controller.identify(REGISTERS + page())?;
+    check!(other.read32(at + page() + 4).to_le_bytes(), SERIAL);
     drop(other);
     controller.identify(REGISTERS)?;
     device.set_bus_master(BusMaster::Off)?;
@@ -368,7 +368,7 @@ fn peers(context: &Context) -> Result {
 
 fn attached_later(context: &Context) -> Result {
     let (space, peer) = open(context, PEER)?;
-    let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 << 20)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 2 << 20)?);
     space.map(&memory, memory.user_range(), Iova::new(REGISTERS), Prot::READ_WRITE)?;
     let mut serial = [0; 4];
     // Twice: the device leaves the space and comes back, and the other one goes.
@@ -379,7 +379,7 @@ fn attached_later(context: &Context) -> Result {
         controller.identify(REGISTERS + at)?;
         memory.read(at + 4, &mut serial)?;
         check!(serial, SERIAL);
-        check!(unmap(&space, QUEUES, 8192)?, 8192);
+        check!(unmap(&space, QUEUES, 2 * page())?, 2 * page());
     }
     check!(space.unmap_all()?, 2 << 20);
     Ok(Outcome::Passed)

@@ -8,7 +8,7 @@ use dmaspan_linux::vfio::{
 };
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, case};
+use super::{Case, Context, MIB, Need, Outcome, Result, case, page};
 
 pub(super) const NEEDS: &[Need] = &[Need::Backend, Need::OneOf(&[Backend::Iommufd])];
 const AT: u64 = 1 << 32;
@@ -50,7 +50,7 @@ fn moves(context: &Context) -> Result {
             table.attach(&device)?;
             table.set_dirty_tracking(DirtyLogging::On)?;
             let range = IovaRange::from_len(Iova::new(AT), MIB)?;
-            let mut bitmap = DirtyPages::new(range, PAGE)?;
+            let mut bitmap = DirtyPages::new(range, page())?;
             table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
             check!(bitmap.dirty_pages() == 0; "pages are dirty that nobody wrote");
         }
@@ -88,7 +88,7 @@ fn promises(context: &Context) -> Result {
     space.allow_iovas(&[IovaRange::from_len(Iova::new(AT), MIB)?])?;
     check!(space.huge_pages()? == HugePages::On; "huge pages are off");
     space.set_huge_pages(HugePages::Off)?;
-    let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 * MIB)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * MIB)?);
     space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
     space.unmap_all()?;
     drop((space, device));

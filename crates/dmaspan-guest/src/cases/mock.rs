@@ -12,9 +12,11 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::iommufd::NEEDS;
-use super::{Case, MIB, Outcome, PAGE, Result, case};
+use super::{Case, MIB, Outcome, Result, case};
 
 /// What the IOMMU of these devices maps (`MOCK_APERTURE_START` and `MOCK_APERTURE_LAST`).
+/// The mock is of a kernel with such pages.
+const PAGE: u64 = 4096;
 const FIRST: u64 = 1 << 24;
 const LAST: u64 = (1 << 31) - 1;
 

@@ -54,13 +54,18 @@ use std::fmt::Debug;
 use std::panic;
 use std::process::ExitCode;
 
+use dmaspan_linux::MemoryKind;
 use dmaspan_linux::vfio::UnknownBackend;
 
 pub(crate) use context::{Context, Need};
 
 const MIB: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 const BACKEND: &[Need] = &[Need::Backend];
+
+/// The size of the kernel's own page.
+fn page() -> u64 {
+    MemoryKind::Base.page_size()
+}
 
 /// How a case ended that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]

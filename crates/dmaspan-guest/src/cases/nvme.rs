@@ -14,7 +14,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
 
-use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, page};
 
 /// What the words of the disk hold besides their offset.
 const TAG: u64 = 0xfeed_0000_0000_0000;
@@ -261,7 +261,7 @@ fn interrupts(context: &Context) -> Result {
     const LONG: Duration = Duration::from_secs(120);
     let config = QueueConfig { vector: Some(1), ..QueueConfig::new(4) };
     let mut rig = Rig::new(context, config)?;
-    let there = rig.memory(MemoryKind::Base, 0x1000)?;
+    let there = rig.memory(MemoryKind::Base, page())?;
     let began = Instant::now();
     for n in 0..16 {
         let lba = rig.block(n * 0x1000);
@@ -293,7 +293,7 @@ fn interrupts(context: &Context) -> Result {
 /// A buffer that the device may only read is not read into, and can be written from.
 fn directions(context: &Context) -> Result {
     let mut rig = Rig::new(context, QueueConfig::new(4))?;
-    let memory = Arc::new(Memory::new(MemoryKind::Base, 0x1000)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, page())?);
     memory.fill_words(0, 0x1000, |word| word)?;
     let readable = VfioBuffer::new(&rig.space, Region::whole(&memory, Prot::READ))?;
     match rig.queue.read(&rig.namespace, 0, &readable, 0..0x1000) {

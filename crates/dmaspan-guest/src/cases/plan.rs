@@ -13,7 +13,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::{FREE_HUGEPAGES, PEER};
 use super::plain::Plain;
-use super::{Case, Context, Need, Outcome, PAGE, Result, case, same};
+use super::{Case, Context, Need, Outcome, Result, case, page, same};
 
 const HUGE: u64 = 2 << 20;
 const KIB64: u64 = 64 << 10;
@@ -54,11 +54,11 @@ pub(super) const CASES: &[Case] = &[
 fn one_region(context: &Context) -> Result {
     let (mapper, _device) = open(context)?;
     let memory = hugepages(ALL)?;
-    let count = memory.len() / PAGE;
+    let count = memory.len() / page();
     // An odd factor permutes the numbers below a power of two, and neighbours are far apart.
     for factor in [1, 0x9e37_79b1] {
-        let offset = |n: u64| n.wrapping_mul(factor) % count * PAGE;
-        let pieces = (0..count).map(|n| part(&memory, offset(n), PAGE));
+        let offset = |n: u64| n.wrapping_mul(factor) % count * page();
+        let pieces = (0..count).map(|n| part(&memory, offset(n), page()));
         let before = mapper.space().requests();
         let mapped = mapper.map(pieces.collect::<Result<Vec<_>>>()?)?;
         asked(&mapper, before, Requests { maps: 1, unmaps: 0 })?;
@@ -72,7 +72,8 @@ fn one_region(context: &Context) -> Result {
         asked(&mapper, before, Requests { maps: 1, unmaps: 1 })?;
         same(mapper.space().mappings(), 0, "mappings behind")?;
     }
-    println!("{count} pieces of {PAGE} bytes, in order and shuffled: 1 map, 1 unmap");
+    let bytes = page();
+    println!("{count} pieces of {bytes} bytes, in order and shuffled: 1 map, 1 unmap");
     Ok(Outcome::Passed)
 }
 
@@ -80,22 +81,23 @@ fn alternating(context: &Context) -> Result {
     let (mapper, _device) = open(context)?;
     let left = mapper.space().limits().mappings_left;
     let memory = hugepages(if left.is_some() { ALL / 2 } else { FEW })?;
-    let other = Arc::new(Memory::new(MemoryKind::Thp, FEW * HUGE)?);
-    let count = FEW * HUGE / PAGE;
+    let other = Arc::new(Memory::new(MemoryKind::Base, FEW * HUGE)?);
+    let count = FEW * HUGE / page();
     let two = (0..2 * count).map(|n| match n % 2 {
-        0 => part(&memory, n / 2 * PAGE, PAGE),
-        _ => part(&other, n / 2 * PAGE, PAGE),
+        0 => part(&memory, n / 2 * page(), page()),
+        _ => part(&other, n / 2 * page(), page()),
     });
     maps(&mapper, two.collect::<Result<_>>()?, 2, "two memories in turn")?;
 
     let prots = [Prot::READ, Prot::READ_WRITE];
     let prot = |n: u64| if (n / 4).is_multiple_of(2) { prots[0] } else { prots[1] };
-    let pieces = (0..count).map(|n| Ok(Region { prot: prot(n), ..part(&memory, n * PAGE, PAGE)? }));
+    let pieces =
+        (0..count).map(|n| Ok(Region { prot: prot(n), ..part(&memory, n * page(), page())? }));
     maps(&mapper, pieces.collect::<Result<_>>()?, count / 4, "fours with other permissions")?;
 
-    let most = memory.len() / (2 * PAGE);
+    let most = memory.len() / (2 * page());
     let every_second = |count: u64| {
-        (0..count).map(|n| part(&memory, 2 * n * PAGE, PAGE)).collect::<Result<Vec<_>>>()
+        (0..count).map(|n| part(&memory, 2 * n * page(), page())).collect::<Result<Vec<_>>>()
     };
     if let Some(left) = left.filter(|&left| left < most) {
         let before = mapper.space().requests();
@@ -134,8 +136,8 @@ fn page_at_a_time(context: &Context) -> Result {
     let len = memory.len();
     let (planned, placed) = planned(context, || Ok(vec![part(&memory, 0, len)?]))?;
     let at = placed.first().ok_or("nothing was mapped")?.1;
-    let parts: Result<Vec<_>> = (0..len / PAGE)
-        .map(|n| Ok((memory.sub_range(n * PAGE, PAGE)?, at.wrapping_add(n * PAGE))))
+    let parts: Result<Vec<_>> = (0..len / page())
+        .map(|n| Ok((memory.sub_range(n * page(), page())?, at.wrapping_add(n * page()))))
         .collect();
     let pages = plain(context, &memory, &parts?)?;
     let what = format!("{} MiB of hugepages", len >> 20);
@@ -208,25 +210,25 @@ fn populating(context: &Context) -> Result {
 
 fn others(context: &Context) -> Result {
     let (mapper, _device) = open(context)?;
-    let memory = Arc::new(Memory::new(MemoryKind::Base, 16 * PAGE)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 16 * page())?);
     let region = || Region::whole(&memory, Prot::READ_WRITE);
     let taken = mapper.plan([region()])?.iova_of(0).ok_or("nothing was planned")?;
-    let theirs = Arc::new(Memory::new(MemoryKind::Base, 4 * PAGE)?);
+    let theirs = Arc::new(Memory::new(MemoryKind::Base, 4 * page())?);
     mapper.space().map(&theirs, theirs.user_range(), taken, Prot::READ)?;
     let mapped = mapper.map([region()])?;
-    check!(mapped.iova(0).is_some_and(|iova| iova.get() >= taken.get() + 4 * PAGE));
+    check!(mapped.iova(0).is_some_and(|iova| iova.get() >= taken.get() + 4 * page()));
     let own = mapped.plan().maps().first().ok_or("no map")?.iova();
     check!(matches!(mapper.exclude(own), Err(PlanError::Held { .. })));
-    let theirs_at = IovaRange::from_len(taken, 4 * PAGE)?;
+    let theirs_at = IovaRange::from_len(taken, 4 * page())?;
     let refused = mapper.plan([region().at(taken)]);
     check!(matches!(refused, Err(PlanError::InUse { taken, .. }) if taken == [theirs_at]
         || taken == [theirs_at.join(own).unwrap_or(own)]));
     mapper.exclude(theirs_at)?;
-    check!(mapper.space().unmap(theirs_at)?, 4 * PAGE);
+    check!(mapper.space().unmap(theirs_at)?, 4 * page());
     check!(matches!(mapper.plan([region().at(taken)]), Err(PlanError::InUse { .. })));
     mapped.unmap()?;
-    let shared = mapper.alloc(3 * PAGE, 8 * PAGE)?;
-    check!((shared.len(), shared.iova().get() % (8 * PAGE)), (3 * PAGE, 0));
+    let shared = mapper.alloc(3 * page(), 8 * page())?;
+    check!((shared.len(), shared.iova().get() % (8 * page())), (3 * page(), 0));
     check!(shared.range().intersection(theirs_at), None);
     shared.unmap()?;
     check!((mapper.space().mappings(), mapper.mapped_bytes(), mapper.leaked_bytes()), (0, 0, 0));
@@ -238,9 +240,10 @@ fn units(context: &Context) -> Result {
     let (mapper, _device) = open(context)?;
     let memory = Arc::new(Memory::new(MemoryKind::Memfd, 3 * HUGE)?);
     let pieces = |unit: u64| {
-        let pages = unit * (HUGE / PAGE)..(unit + 1) * (HUGE / PAGE);
-        let piece =
-            move |n: u64| part(&memory, n * PAGE, PAGE).map(|it| it.at(Iova::new(AT + n * PAGE)));
+        let pages = unit * (HUGE / page())..(unit + 1) * (HUGE / page());
+        let piece = move |n: u64| {
+            part(&memory, n * page(), page()).map(|it| it.at(Iova::new(AT + n * page())))
+        };
         let unit = u32::try_from(unit).unwrap_or(0);
         pages.map(piece).map(|it| Ok(it?.in_unit(unit))).collect::<Result<Vec<_>>>()
     };
@@ -249,8 +252,8 @@ fn units(context: &Context) -> Result {
     let mut mapped = mapper.map(all)?;
     asked(&mapper, before, Requests { maps: 3, unmaps: 0 })?;
     for part in [
-        IovaRange::from_len(Iova::new(AT + HUGE), PAGE)?,
-        IovaRange::from_len(Iova::new(AT), HUGE + PAGE)?,
+        IovaRange::from_len(Iova::new(AT + HUGE), page())?,
+        IovaRange::from_len(Iova::new(AT), HUGE + page())?,
     ] {
         check!(matches!(mapped.unmap_part(part), Err(PartError::Cuts { .. })));
     }
@@ -281,9 +284,9 @@ fn bars(context: &Context) -> Result {
         }) => return Ok(Outcome::Skipped("this kernel maps no registers".to_owned())),
         result => result?,
     };
-    let memory = Arc::new(Memory::new(MemoryKind::Base, 16 * PAGE)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 16 * page())?);
     let beside = mapper.map([Region::whole(&memory, Prot::READ_WRITE)])?;
-    check!((mapper.space().mappings(), mapper.mapped_bytes()), (2, bar.len() + 16 * PAGE));
+    check!((mapper.space().mappings(), mapper.mapped_bytes()), (2, bar.len() + 16 * page()));
     let taken = mapper.map([Region::whole(&memory, Prot::READ_WRITE).at(mapped.iova())]);
     check!(matches!(taken, Err(MapError::Plan(PlanError::InUse { .. }))));
     let at = mapped.iova();

@@ -12,7 +12,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::{BACKEND, Case, Context, MIB, Need, Outcome, PAGE, Result, case, same};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, page, same};
 
 const AT: u64 = 1 << 32;
 
@@ -53,14 +53,18 @@ fn before_the_request(context: &Context) -> Result {
     let part = |offset, len| memory.sub_range(offset, len);
     let before = space.requests();
     let top = Iova::new(u64::MAX - 2 * MIB + 1);
-    // x86's interrupts: no memory is reached there (Intel VT-d, section 3.15).
-    let interrupts = Iova::new(0xfee0_0000);
+    // Interrupts are behind the first aperture on x86 (Intel VT-d, section 3.15) and on Arm: no
+    // memory is reached there.
+    let limits = space.limits();
+    let below = limits.apertures.first().ok_or("nothing can be mapped")?.last();
+    let interrupts = below.wrapping_add(1);
+    let right_below = Iova::new(interrupts.get() - page());
     let at = Iova::new(AT);
     let refused: [(UserRange, Iova, Prot, Errno); 7] = [
-        (part(0, PAGE)?, interrupts, Prot::READ_WRITE, Errno::EINVAL),
-        (part(0, 2 * PAGE)?, Iova::new(0xfedf_f000), Prot::READ_WRITE, Errno::EINVAL),
+        (part(0, page())?, interrupts, Prot::READ_WRITE, Errno::EINVAL),
+        (part(0, 2 * page())?, right_below, Prot::READ_WRITE, Errno::EINVAL),
         (user, top, Prot::READ_WRITE, Errno::EINVAL),
-        (user, Iova::new(u64::MAX - PAGE + 1), Prot::READ_WRITE, Errno::EOVERFLOW),
+        (user, Iova::new(u64::MAX - page() + 1), Prot::READ_WRITE, Errno::EOVERFLOW),
         (user, at, Prot::empty(), Errno::EINVAL),
         (user, Iova::new(AT + 0x800), Prot::READ, Errno::EINVAL),
         (part(0, 0x800)?, at, Prot::READ, Errno::EINVAL),
@@ -68,37 +72,39 @@ fn before_the_request(context: &Context) -> Result {
     for (user, iova, prot, errno) in refused {
         refuses(&space, space.map(&memory, user, iova, prot), errno, &format!("{iova:?}"))?;
     }
-    let other = Memory::new(MemoryKind::Base, PAGE)?;
+    let other = Memory::new(MemoryKind::Base, page())?;
     let foreign = space.map(&memory, other.user_range(), at, Prot::READ);
     refuses(&space, foreign, Errno::EFAULT, "memory of somebody else")?;
     same(space.requests(), before, "requests")?;
     // Right below the interrupts there is room.
-    space.map(&memory, part(0, PAGE)?, Iova::new(0xfedf_f000), Prot::READ_WRITE)?;
-    same(space.unmap_all()?, PAGE, "bytes below the interrupts")?;
+    space.map(&memory, part(0, page())?, right_below, Prot::READ_WRITE)?;
+    same(space.unmap_all()?, page(), "bytes below the interrupts")?;
     Ok(Outcome::Passed)
 }
 
 fn parts_and_overlaps(context: &Context) -> Result {
     let (space, _device) = context.open()?;
-    let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 4 * MIB)?);
     let user = memory.user_range();
     let range = |start, len| IovaRange::from_len(Iova::new(start), len);
     space.map(&memory, user, Iova::new(AT), Prot::READ_WRITE)?;
     let before = space.requests();
-    for iova in [AT, AT + 4 * MIB - PAGE, AT - 4 * MIB + PAGE, AT + MIB] {
+    for iova in [AT, AT + 4 * MIB - page(), AT - 4 * MIB + page(), AT + MIB] {
         let overlap = space.map(&memory, user, Iova::new(iova), Prot::READ_WRITE);
         refuses(&space, overlap, Errno::EEXIST, "an overlap")?;
     }
-    for (start, len) in [(AT, PAGE), (AT + PAGE, 8 * MIB), (AT - PAGE, 2 * MIB), (AT + MIB, MIB)] {
+    for (start, len) in
+        [(AT, page()), (AT + page(), 8 * MIB), (AT - page(), 2 * MIB), (AT + MIB, MIB)]
+    {
         let part = space.unmap(range(start, len)?);
         refuses(&space, part.map(drop), Errno::EINVAL, "a part")?;
     }
     same(space.requests(), before, "requests")?;
     // Neighbours on both sides, holes between: one request takes all of them away.
-    space.map(&memory, memory.sub_range(0, PAGE)?, Iova::new(AT - PAGE), Prot::READ)?;
-    space.map(&memory, memory.sub_range(0, PAGE)?, Iova::new(AT + 8 * MIB), Prot::READ)?;
-    same(space.unmap(range(AT - PAGE, 16 * MIB)?)?, 4 * MIB + 2 * PAGE, "bytes of three")?;
-    same(space.unmap(range(AT - PAGE, 16 * MIB)?)?, 0, "bytes of none")?;
+    space.map(&memory, memory.sub_range(0, page())?, Iova::new(AT - page()), Prot::READ)?;
+    space.map(&memory, memory.sub_range(0, page())?, Iova::new(AT + 8 * MIB), Prot::READ)?;
+    same(space.unmap(range(AT - page(), 16 * MIB)?)?, 4 * MIB + 2 * page(), "bytes of three")?;
+    same(space.unmap(range(AT - page(), 16 * MIB)?)?, 0, "bytes of none")?;
     let asked = space.requests();
     same(asked.unmaps, before.unmaps + 1, "requests to unmap")?;
     same(space.mappings(), 0, "mappings")?;
@@ -153,14 +159,14 @@ fn mapping_limit(context: &Context) -> Result {
     let Some(most) = space.limits().mappings_left else {
         return Ok(Outcome::Skipped("this kernel does not say how many mappings it allows".into()));
     };
-    let memory = Arc::new(Memory::new(MemoryKind::Base, PAGE)?);
-    let page = |index: u64| Iova::new(AT + 2 * PAGE * index);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, page())?);
+    let place = |index: u64| Iova::new(AT + 2 * page() * index);
     for index in 0..most {
-        space.map(&memory, memory.user_range(), page(index), Prot::READ)?;
+        space.map(&memory, memory.user_range(), place(index), Prot::READ)?;
     }
     same(space.limits().mappings_left, Some(0), "mappings that are left")?;
     let before = space.requests();
-    let one_more = space.map(&memory, memory.user_range(), page(most), Prot::READ);
+    let one_more = space.map(&memory, memory.user_range(), place(most), Prot::READ);
     match &one_more {
         Err(error @ vfio::Error::NoMappingsLeft { mappings }) if *mappings == most => {
             if !error.to_string().contains("dma_entry_limit") {
@@ -171,7 +177,7 @@ fn mapping_limit(context: &Context) -> Result {
     }
     same(space.requests(), before, "requests")?;
     same(space.mappings(), most, "mappings")?;
-    same(space.unmap_all()?, most * PAGE, "bytes")?;
+    same(space.unmap_all()?, most * page(), "bytes")?;
     same(space.limits().mappings_left, Some(most), "mappings that are left")?;
     Ok(Outcome::Passed)
 }
@@ -214,7 +220,7 @@ fn killed(context: &Context) -> Result {
         victim.wait()?;
         same(said.as_str(), MAPPED, "what the other process said")?;
         let (space, _device) = context.open()?;
-        let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
+        let memory = Arc::new(Memory::new(MemoryKind::Base, 4 * MIB)?);
         space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
         same(space.unmap_all()?, 4 * MIB, "bytes")?;
     }
@@ -230,7 +236,7 @@ fn killed(context: &Context) -> Result {
 pub(crate) fn be_killed(context: &Context) -> Result<()> {
     let (space, device) = context.open()?;
     device.set_bus_master(vfio::BusMaster::On).map_err(|errno| format!("{errno:?}"))?;
-    let memory = Arc::new(Memory::new(MemoryKind::Thp, 32 * MIB)?);
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 32 * MIB)?);
     space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
     println!("{MAPPED}");
     loop {

@@ -8,7 +8,7 @@ use dmaspan_linux::vfio::{
 };
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, case, same};
+use super::{Case, Context, MIB, Need, Outcome, Result, case, page, same};
 
 const AT: u64 = 1 << 32;
 
@@ -40,7 +40,7 @@ fn dirty_pages(context: &Context) -> Result {
     let map = |start| space.map(&memory, memory.user_range(), Iova::new(start), Prot::READ_WRITE);
     starts.into_iter().try_for_each(map)?;
     let all = IovaRange::from_len(Iova::new(AT), 3 * MIB)?;
-    let mut bitmap = DirtyPages::new(all, PAGE)?;
+    let mut bitmap = DirtyPages::new(all, page())?;
     match (context.backend, space.set_dirty_tracking(DirtyLogging::On)) {
         (Backend::Compat, Err(Error::Unsupported { .. })) => return Ok(Outcome::Passed),
         (Backend::Compat, other) => {
@@ -53,7 +53,7 @@ fn dirty_pages(context: &Context) -> Result {
     let mapped: Result<Vec<_>, _> =
         starts.iter().map(|&start| IovaRange::from_len(Iova::new(start), MIB)).collect();
     same(dirty, mapped?, "dirty ranges")?;
-    let mut part = DirtyPages::new(IovaRange::from_len(Iova::new(AT), MIB / 2)?, PAGE)?;
+    let mut part = DirtyPages::new(IovaRange::from_len(Iova::new(AT), MIB / 2)?, page())?;
     let refused = space.read_dirty(&mut part);
     check!(matches!(refused, Err(Error::Bisects { .. })); "a part of a mapping has a bitmap");
     space.set_dirty_tracking(DirtyLogging::Off)?;

@@ -81,12 +81,22 @@ pub(crate) fn ground(case: &Case, plan: &Plan) -> Result<Ground, Failed> {
     let (mut kernel_ns, mut why_model) = (None, None);
     if !plan.model {
         let runs = plan.effort.rounds.min(MOST_KERNEL_RUNS);
-        match real(case, runs, &mut kernel_ns) {
+        let counts = counts_pages_of(MemoryKind::Base.page_size());
+        match counts.and_then(|()| real(case, runs, &mut kernel_ns)) {
             Ok(ground) => return Ok(Ground { kernel_ns, ..ground }),
             Err(why) => why_model = Some(why.to_string()),
         }
     }
     Ok(Ground { is_model: true, why_model, kernel_ns, ..model(case)? })
+}
+
+/// Whether the memory of a kernel with such pages can be counted, page by page.
+fn counts_pages_of(page: u64) -> Result<(), Failed> {
+    if page == PAGE {
+        return Ok(());
+    }
+    let (page, counted) = (ByteSize::new(page), ByteSize::new(PAGE));
+    Err(Failed::new(format_args!("this kernel has pages of {page}, and {counted} are counted")))
 }
 
 /// Which pages are in huge ones.
@@ -271,6 +281,15 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn memory_of_larger_pages_is_not_counted_as_small_ones() {
+        assert_eq!(counts_pages_of(PAGE), Ok(()));
+        for page in [16 << 10, 64 << 10] {
+            let why = counts_pages_of(page).unwrap_err().to_string();
+            assert!(why.ends_with("KiB, and 4 KiB are counted"), "{why}");
+        }
+    }
 
     #[test]
     fn pages_of_a_model_are_neighbours_of_none() {

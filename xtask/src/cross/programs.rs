@@ -34,8 +34,8 @@ pub(crate) enum File {
     Name(String, PathBuf),
 }
 
-/// Builds the tests of what stands on Linux, and what they start. A guest calls those in a library's
-/// own modules `tests-linux`, and those of a program in `tests` by its name, too: `tests-linux-it`.
+/// Builds the tests of what stands on Linux, and what they start. Guests call those in a library's
+/// modules `tests-linux`, and those of a program in `tests` by its name too: `tests-linux-it`.
 ///
 /// # Errors
 ///

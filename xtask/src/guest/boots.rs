@@ -165,7 +165,7 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "arm-tests",
         on: &[On::Arm],
         iommu: Iommu::Smmu,
-        seconds: 1500,
+        seconds: 3000,
         commands: &[
             "tests-linux --test-threads 2",
             "tests-linux-pinner --test-threads 2",

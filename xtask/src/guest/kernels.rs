@@ -264,7 +264,8 @@ fn unpack_shell(root: &debian::Root<'_>, place: &Path, lock: &File) -> Result<()
     let fail = |error: io::Error| cannot_write(place, &error);
     let mut all = Vec::new();
     files_below(&tree, &mut all).map_err(fail)?;
-    let shell = all.iter().find(|path| file_name(path) == SHELL);
+    // Its settings have the same name.
+    let shell = all.iter().find(|path| path.ends_with(Path::new("bin").join(SHELL)));
     let shell = shell.ok_or("its package has no shell")?;
     fs::rename(shell, place.join(SHELL)).map_err(fail)?;
     remove(&tree).and_then(|()| remove(&packages)).map_err(fail)

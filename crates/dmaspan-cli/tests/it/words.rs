@@ -121,7 +121,7 @@ fn a_low_limit_of_locked_memory_chooses_what_fits_or_says_what_does_not_once() {
     let text = stderr(&all);
     assert_eq!(all.status.code(), Some(2), "{text}");
     let huge = MemoryKind::Thp.page_size().max(2 << 20);
-    let advice = format!("`ulimit -l {}`", 2 * huge >> 10);
+    let advice = format!("`ulimit -l {}`", huge >> 9);
     assert!(text.contains("may pin only 64 KiB") && text.contains(&advice), "{text}");
     let line = "ulimit -l 64; \"$0\" map --memory base --runs 1 --format json";
     let base = as_nobody(line).unwrap();

@@ -296,26 +296,31 @@ fn what_is_forgotten_keeps_the_memory_and_says_so_at_the_bound() {
 fn devices_on_other_threads_use_what_they_hold_while_regions_are_unmapped() {
     const DEVICES: u64 = 3;
     let regions = ClientRegions::new();
-    let disk = file_with(&(0..65_536).map(pattern).collect::<Vec<_>>(), 0).unwrap();
+    let disk = (0..16 * size(page_size())).map(pattern).collect::<Vec<_>>();
+    let disk = file_with(&disk, 0).unwrap();
     let ended = AtomicUsize::new(0);
-    let done = AtomicUsize::new(0);
     thread::scope(|scope| {
         for device in 0..DEVICES {
-            let (regions, disk, ended, done) = (&regions, &disk, &ended, &done);
+            let (regions, disk, ended) = (&regions, &disk, &ended);
             scope.spawn(move || {
                 let mut random = Random(device);
-                for _ in 0..1500 {
+                // Where there is a hole, the regions come back.
+                let mut used = 0;
+                while used < 300 {
                     let start: u64 = random.below(size(3 * page_size())).try_into().unwrap();
                     let len: u64 = (1 + random.below(6000)).try_into().unwrap();
                     let held = match regions.hold(at(start), len, BOTH) {
                         Ok(held) => held,
-                        Err(RegionError::Hole { .. }) => continue,
+                        Err(RegionError::Hole { .. }) => {
+                            thread::yield_now();
+                            continue;
+                        }
                         Err(error) => panic!("{error}"),
                     };
                     // Memory that was unmapped would end the process, or read as something else.
                     let offset = start * 3;
                     assert_eq!(client::read_file(&held, 0..len, disk, offset).unwrap(), len);
-                    done.fetch_add(1, Ordering::Relaxed);
+                    used += 1;
                 }
                 ended.fetch_add(1, Ordering::SeqCst);
             });
@@ -329,5 +334,4 @@ fn devices_on_other_threads_use_what_they_hold_while_regions_are_unmapped() {
             assert_eq!(client::wait(unmapping, LONG).unwrap(), 4 * page_size());
         }
     });
-    assert!(done.load(Ordering::Relaxed) > 0);
 }

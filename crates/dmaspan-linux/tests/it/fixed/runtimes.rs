@@ -62,7 +62,10 @@ fn a_ring_that_is_known_by_its_file_shares_the_registration_and_reads_and_writes
     let other = attach(&pool, &second, 5).unwrap();
     assert_eq!(read(&mut second, &other, &file).unwrap(), b"2345");
     let Some(third) = fixed_ring(&pool, 2) else { return };
-    assert_eq!((at.method(), other.method()), (third.attachment().method(), at.method()));
+    assert_eq!(at.method(), third.attachment().method());
+    // Linux 6.12 shares with no ring that has a table (6.13).
+    let refused = AttachMethod::Registered { refused: Some(Errno::EBUSY) };
+    assert!([at.method(), refused].contains(&other.method()), "{}", other.method());
     let buffer = pool.take().unwrap();
     assert_eq!((at.slot(&buffer), other.slot(&buffer)), (Some(0), Some(5)));
     assert_eq!(at.slot(&base(4096, 1).take().unwrap()), None);
@@ -232,7 +235,8 @@ impl<B: OwnedBuf> Runtime<B> {
 
 #[test]
 fn a_runtime_that_takes_buffers_by_value_reads_a_file_into_slices_of_a_pool() {
-    const BLOCK: usize = 8192;
+    // Whole pages, of whatever size.
+    const BLOCK: usize = 64 << 10;
     const BLOCKS: usize = 40;
     // The last one is short.
     let bytes: Vec<u8> = (0..BLOCKS * BLOCK - 777).map(pattern).collect();

@@ -72,7 +72,7 @@ pub(crate) fn pool(kind: MemoryKind, slice_len: u64, slices: u32) -> Option<Fixe
     };
     let options = PoolOptions::new(slice_len, slices).memory(MemoryChoice::Only(kind));
     // Pools of more than this are several buffers.
-    let options = options.buffer_len(4 << 20);
+    let options = options.buffer_len((4 << 20).max(kind.page_size()));
     let pool = FixedPool::new(&options).unwrap();
     // Pages in use stay until the memory goes.
     drop(reservation);

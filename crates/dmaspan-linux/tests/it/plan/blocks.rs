@@ -171,7 +171,8 @@ proptest! {
         let regions: Vec<_> = draws
             .iter()
             .map(|&(first, pages, at)| {
-                let region = Region::part(&large, first * page_size(), pages * page_size(), RW).unwrap();
+                let (offset, len) = (first * page_size(), pages * page_size());
+                let region = Region::part(&large, offset, len, RW).unwrap();
                 Region { iova: at.map(|at| Iova::new(at * page_size())), ..region }
             })
             .collect();

@@ -10,7 +10,12 @@ use dmaspan_linux::plan::forecast::{
 use dmaspan_linux::plan::{MapError, Mapper, PlanError, Region};
 use dmaspan_linux::vfio::LockedBy;
 
-use crate::plan::kernel::{G1, Kernel, M2, PAGE, RW, file};
+use crate::plan::kernel::{Kernel, RW, file};
+
+/// Pages and leaves of what is forecast: an x86 machine, wherever the tests run.
+const PAGE: u64 = 4 << 10;
+const M2: u64 = 2 << 20;
+const G1: u64 = 1 << 30;
 
 fn paper(name: &str, user: u64, iova: Option<u64>, len: u64, page: u64) -> PaperRegion {
     PaperRegion {

@@ -65,9 +65,9 @@ pub(crate) fn m2() -> u64 {
     page_size() << 9
 }
 
-/// The leaf above it.
+/// The leaf above it: 1 GiB, or the next one that the planner counts on.
 pub(crate) fn g1() -> u64 {
-    m2() << 9
+    (m2() << 9).min(1 << 30)
 }
 
 /// What x86 has: leaves of three sizes, 48 bits, without the addresses of interrupts.
@@ -81,8 +81,9 @@ pub(crate) fn memory(pages: u64) -> Arc<Memory> {
     Arc::new(Memory::new(MemoryKind::Base, pages * page_size()).unwrap())
 }
 
-/// A file of which nothing is allocated.
+/// A file of at least so many bytes, of which nothing is allocated, that begins where a leaf can.
 pub(crate) fn file(len: u64) -> Arc<Memory> {
+    let len = len.next_multiple_of(MemoryKind::Memfd.leaf_size());
     let small = Memory::new(MemoryKind::Memfd, page_size()).unwrap();
     let file = std::fs::File::from(small.file().unwrap().0.try_clone_to_owned().unwrap());
     file.set_len(len).unwrap();

@@ -8,7 +8,7 @@ use dmaspan_linux::Memory;
 use dmaspan_linux::plan::{Plan, PlanError, Region};
 use proptest::prelude::*;
 
-use crate::plan::kernel::{RW, file, g1, memory, page_size, x86};
+use crate::plan::kernel::{RW, file, memory, page_size, x86};
 
 /// Pieces of one page of a memory: which ones, in that order.
 fn pages(of: &Arc<Memory>, which: impl IntoIterator<Item = u64>) -> Vec<Region> {
@@ -21,25 +21,25 @@ fn maps(regions: impl IntoIterator<Item = Region>) -> usize {
 }
 
 #[test]
-fn a_gib_of_4_kib_pieces_of_one_memory_is_one_map() {
-    let gib = file(g1());
+fn a_quarter_of_a_million_pieces_of_one_memory_are_one_map() {
+    let (len, gib) = (262_144 * page_size(), file(262_144 * page_size()));
     let plan = Plan::new(&x86(), pages(&gib, 0..262_144)).unwrap();
-    assert_eq!((plan.maps().len(), plan.bytes(), plan.regions()), (1, g1(), 262_144));
+    assert_eq!((plan.maps().len(), plan.bytes(), plan.regions()), (1, len, 262_144));
     let first = plan.iova_of(0).unwrap();
-    assert_eq!(plan.iova_of(262_143), Some(first.wrapping_add(g1() - page_size())));
+    assert_eq!(plan.iova_of(262_143), Some(first.wrapping_add(len - page_size())));
     assert_eq!(plan.iova_of(262_144), None);
     assert!(!gib.is_populated());
 }
 
 #[test]
 fn pieces_in_any_order_are_one_map() {
-    let gib = file(g1());
+    let gib = file(262_144 * page_size());
     let backward = pages(&gib, (0..262_144).rev());
     assert_eq!(maps(backward), 1);
     // 2^18 is coprime to any odd step, so this comes by every page.
     let shuffled = pages(&gib, (0..262_144).map(|n| n * 77_773 % 262_144));
     let plan = Plan::new(&x86(), shuffled).unwrap();
-    assert_eq!((plan.maps().len(), plan.bytes()), (1, g1()));
+    assert_eq!((plan.maps().len(), plan.bytes()), (1, 262_144 * page_size()));
     let first = plan.maps()[0].iova().start();
     assert_eq!(plan.iova_of(1), Some(first.wrapping_add(77_773 * page_size())));
 }
@@ -81,10 +81,11 @@ fn repeated_and_overlapping_pieces_are_one_map() {
 
 #[test]
 fn pieces_smaller_than_a_page_merge_into_pages() {
-    let memory = memory(2);
-    let parts = (0..16).map(|n| Region::part(&memory, n * 512, 512, RW).unwrap());
+    let (memory, len) = (memory(2), page_size() / 8);
+    let piece = |n| Region::part(&memory, n * len, len, RW).unwrap();
+    let parts = (0..16).map(piece);
     assert_eq!(maps(parts), 1);
-    let parts = (0..15).map(|n| Region::part(&memory, n * 512, 512, RW).unwrap());
+    let parts = (0..15).map(piece);
     assert!(matches!(Plan::new(&x86(), parts), Err(PlanError::Unaligned { .. })));
 }
 

@@ -102,7 +102,7 @@ fn shared(context: &Context) -> Result {
 fn hugetlbfs(context: &Context) -> Result {
     let place = Path::new("/tmp/hugetlbfs");
     fs::create_dir_all(place)?;
-    mount("hugetlbfs", place, "hugetlbfs", MountFlags::empty(), None)?;
+    mount("hugetlbfs", place, "hugetlbfs", MountFlags::empty(), Some(c"pagesize=2M"))?;
     let outcome = on_hugetlbfs(context, &place.join("file"));
     unmount(place, UnmountFlags::empty())?;
     outcome

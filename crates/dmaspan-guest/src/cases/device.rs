@@ -110,9 +110,10 @@ fn registers(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
-/// Whether the process has a BAR at a multiple of the largest leaf of x86-64 that fits.
+/// Whether the process has a BAR at a multiple of the largest leaf of the CPU that fits.
 fn leaf_aligned(bar: &Bar) -> Result<bool> {
-    let leaf = [1 << 30, 2 << 20, 4 << 10].into_iter().find(|&leaf| leaf <= bar.len());
+    let leaf =
+        [1 << 30, MemoryKind::Thp.page_size(), page()].into_iter().find(|&leaf| leaf <= bar.len());
     let maps = fs::read_to_string("/proc/self/maps")?;
     let found = maps.lines().filter(|line| line.contains("vfio")).find_map(|line| {
         let (start, rest) = line.split_once('-')?;

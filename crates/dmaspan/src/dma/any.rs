@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::{Any, TypeId};
 use core::fmt;
+use core::mem::{self, ManuallyDrop};
 
 use super::bounce::{BouncePool, NoPool};
 use super::coherent::{Coherent, CoherentFrames, CoherentRequest, NoCoherent};
@@ -53,13 +54,15 @@ use crate::swiotlb::{Original, SlotRequest, To};
 ///
 /// What is in it is `Sync`, so that errors which give it back go to other threads, too, as an
 /// `anyhow::Error` has to.
-pub struct AnyMemory(Kind);
+pub struct AnyMemory(ManuallyDrop<Kind>);
 
 enum Kind {
     Raw(RawMemory),
     Registered(Registered),
     Boxed(Box<dyn Content>),
     Shared(Arc<dyn Content>),
+    /// It was taken out.
+    Nothing,
 }
 
 impl Kind {
@@ -72,6 +75,18 @@ impl Kind {
             Self::Registered(registered) => registered.pieces(),
             Self::Boxed(content) => content.pieces(),
             Self::Shared(content) => content.pieces(),
+            Self::Nothing => &[],
+        }
+    }
+}
+
+impl Drop for AnyMemory {
+    /// There is no code but a comparison where most memory is dropped, which is in it as it is.
+    #[inline(always)]
+    fn drop(&mut self) {
+        const { assert!(!mem::needs_drop::<RawMemory>()) };
+        if !matches!(*self.0, Kind::Raw(_)) {
+            self.drop_content();
         }
     }
 }
@@ -95,7 +110,22 @@ impl<M: DmaMemory + Sync> Content for M {
 impl AnyMemory {
     /// Memory of any kind, in a box.
     pub fn new<M: DmaMemory + Sync>(memory: M) -> Self {
-        Self(Kind::Boxed(Box::new(memory)))
+        Self::of(Kind::Boxed(Box::new(memory)))
+    }
+
+    #[inline(always)]
+    const fn of(kind: Kind) -> Self {
+        Self(ManuallyDrop::new(kind))
+    }
+
+    fn into_kind(mut self) -> Kind {
+        mem::replace(&mut *self.0, Kind::Nothing)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_content(&mut self) {
+        drop(mem::replace(&mut *self.0, Kind::Nothing));
     }
 
     /// What is in it, if that is an `M` that was not made of an `Arc`.
@@ -108,17 +138,17 @@ impl AnyMemory {
     ///
     /// Allocates where it was made of a [`RawMemory`]: [`into_raw`](Self::into_raw) does not.
     pub fn downcast<M: DmaMemory>(self) -> Result<M, Self> {
-        let content: Box<dyn Content> = match self.0 {
+        let content: Box<dyn Content> = match self.into_kind() {
             Kind::Raw(raw) => Box::new(raw),
             Kind::Registered(registered) => Box::new(registered),
             Kind::Boxed(content) => content,
-            shared @ Kind::Shared(_) => return Err(Self(shared)),
+            other => return Err(Self::of(other)),
         };
         if (*content).type_id() != TypeId::of::<M>() {
-            return Err(Self(Kind::Boxed(content)));
+            return Err(Self::of(Kind::Boxed(content)));
         }
         // It is one.
-        content.boxed_any().downcast().map(|memory| *memory).map_err(|_| Self::none())
+        content.boxed_any().downcast().map(|memory| *memory).map_err(|_| Self::of(Kind::Nothing))
     }
 
     /// The `Arc` that it was made of, if that is of an `M`.
@@ -127,11 +157,11 @@ impl AnyMemory {
     ///
     /// The memory, if it was made of something else.
     pub fn downcast_arc<M: DmaMemory + Sync>(self) -> Result<Arc<M>, Self> {
-        match self.0 {
+        match self.into_kind() {
             Kind::Shared(content) if (*content).type_id() == TypeId::of::<M>() => {
-                content.shared_any().downcast().map_err(|_| Self::none())
+                content.shared_any().downcast().map_err(|_| Self::of(Kind::Nothing))
             }
-            other => Err(Self(other)),
+            other => Err(Self::of(other)),
         }
     }
 
@@ -141,31 +171,23 @@ impl AnyMemory {
     ///
     /// The memory, if it was made of something else.
     pub fn into_raw(self) -> Result<RawMemory, Self> {
-        match self.0 {
+        match self.into_kind() {
             Kind::Raw(raw) => Ok(raw),
-            other => Err(Self(other)),
+            other => Err(Self::of(other)),
         }
     }
-
-    /// Of no pieces: what a cast leaves whose type was looked at before.
-    fn none() -> Self {
-        Self(Kind::Shared(Arc::new(NoMemory)))
-    }
 }
-
-/// No memory.
-struct NoMemory;
 
 impl From<RawMemory> for AnyMemory {
     #[inline(always)]
     fn from(raw: RawMemory) -> Self {
-        Self(Kind::Raw(raw))
+        Self::of(Kind::Raw(raw))
     }
 }
 
 impl From<Registered> for AnyMemory {
     fn from(registered: Registered) -> Self {
-        Self(Kind::Registered(registered))
+        Self::of(Kind::Registered(registered))
     }
 }
 
@@ -177,21 +199,13 @@ impl From<Coherent> for AnyMemory {
 
 impl<M: DmaMemory + Sync> From<Box<M>> for AnyMemory {
     fn from(memory: Box<M>) -> Self {
-        Self(Kind::Boxed(memory))
+        Self::of(Kind::Boxed(memory))
     }
 }
 
 impl<M: DmaMemory + Sync> From<Arc<M>> for AnyMemory {
     fn from(memory: Arc<M>) -> Self {
-        Self(Kind::Shared(memory))
-    }
-}
-
-#[expect(unsafe_code, reason = "there are no pieces")]
-// SAFETY: there are no pieces.
-unsafe impl DmaMemory for NoMemory {
-    fn pieces(&self) -> &[Piece] {
-        &[]
+        Self::of(Kind::Shared(memory))
     }
 }
 
@@ -200,7 +214,7 @@ unsafe impl DmaMemory for NoMemory {
 unsafe impl DmaMemory for AnyMemory {
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
-        match &self.0 {
+        match &*self.0 {
             Kind::Raw(raw) => raw.pieces(),
             other => other.pieces(),
         }

@@ -62,6 +62,8 @@ impl<H: DmaMemory, P: Platform> Direct<H, P> {
 
 impl<H: DmaMemory, P: Platform> Known for Direct<H, P> {
     type Platform = P;
+
+    const TRANSLATES: bool = false;
 }
 
 impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {

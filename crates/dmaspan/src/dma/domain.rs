@@ -455,6 +455,9 @@ pub(super) mod translation {
     pub trait Known: Sealed + Sized {
         /// Where it runs.
         type Platform: Platform;
+
+        /// `false` where no address is.
+        const TRANSLATES: bool = true;
     }
 }
 

@@ -25,6 +25,9 @@ type Ended<T, B> = Result<Unmapped<<T as Sealed>::Memory>, UnmapFailed<T, B>>;
 
 /// How a device with a translation and a pool reaches them.
 pub trait Reach<T: Sealed, B: BouncePool>: Send + Sync + Sized {
+    /// `false` where it is known that nothing is translated.
+    const MAY_TRANSLATE: bool = true;
+
     /// Maps memory of one piece, by default attributes: most maps, which look at none.
     #[track_caller]
     fn map(device: &Device<T, B>, memory: T::Memory, direction: Direction) -> Mapped<T, B>;
@@ -73,6 +76,8 @@ impl<T: Known, B: BouncePool> Typed<T, B> {
 }
 
 impl<T: Known<Reach<B> = Self>, B: BouncePool> Reach<T, B> for Typed<T, B> {
+    const MAY_TRANSLATE: bool = T::TRANSLATES;
+
     #[inline(always)]
     #[track_caller]
     fn map(device: &Device<T, B>, memory: T::Memory, direction: Direction) -> Mapped<T, B> {

@@ -98,7 +98,11 @@ impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
                 memory: self.len,
                 slots: if slots.is_some() { self.len } else { 0 },
             };
-            leak::dropped("a mapping", "Device::unmap", self.addr, held);
+            if T::Reach::<B>::MAY_TRANSLATE {
+                leak::dropped("a mapping", "Device::unmap", self.addr, held);
+            } else {
+                leak::dropped_in_place("a mapping", "Device::unmap", self.addr, held);
+            }
         }
     }
 }

@@ -32,12 +32,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub(super) fn way_by<D: Sealed>(&self, translation: &D, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
         // Most pieces of most devices.
-        if via != Via::Bus && self.policy == Policy::Free {
-            if translation.direct_memory().is_none() {
+        if self.policy == Policy::Free {
+            if translation.direct_memory().is_some() {
+                if span.last().get() <= self.config.limits.last {
+                    return Ok(Way::Straight);
+                }
+            } else if via != Via::Bus {
                 return Ok(Way::Translated);
-            }
-            if span.last().get() <= self.config.limits.last {
-                return Ok(Way::Straight);
             }
         }
         self.other_way(span, via)

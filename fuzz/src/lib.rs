@@ -1,12 +1,16 @@
 //! The fuzz targets: the first byte chooses a format and its configuration, or a kind of table; the
 //! others are what is done, or the table.
 
+use std::num::NonZeroU64;
+use std::ops::ControlFlow;
+
 use dmaspan::io_pgtable::{
     AmdV1, AmdV1Config, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2,
-    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ArmV7sVariant, DirtyTracking, Format, Half, Riscv,
-    RiscvConfig, RiscvMode, RiscvStage, VtdSs, VtdSsConfig, X86_64, X86_64Config,
+    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ArmV7sVariant, DirtyTracking, ForeignMemory,
+    ForeignPiece, Format, Half, Riscv, RiscvConfig, RiscvMode, RiscvStage, VtdSs, VtdSsConfig,
+    X86_64, X86_64Config, read_foreign,
 };
-use dmaspan::lg2;
+use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::firmware::{DmaRequester, IommuMap};
 use dmaspan_sim::fuzz::{self, Bits};
 use dmaspan_sim::mock::MockFormat;
@@ -27,6 +31,56 @@ pub fn operations(bytes: &[u8]) {
 /// Where an operation does, or a table is lost.
 pub fn hostile(bytes: &[u8]) {
     with(bytes, Target::Hostile);
+}
+
+/// Tables that somebody else made: any bytes are memory, and what they hold is read as each format.
+///
+/// # Panics
+///
+/// Where the reader does, reads more tables than there are words, or says what cannot be.
+pub fn foreign(bytes: &[u8]) {
+    with(bytes, Target::Foreign);
+}
+
+/// Memory of any bytes, over and over again: so every address is there.
+struct Wrapped<'a>(&'a [u8]);
+
+impl ForeignMemory for Wrapped<'_> {
+    fn read(&self, paddr: PhysAddr, bytes: &mut [u8]) -> bool {
+        let Some(len) = NonZeroU64::new(self.0.len() as u64) else { return false };
+        let (mut start, mut rest) = ((paddr.get() >> 6 << 3) % len, bytes);
+        while !rest.is_empty() {
+            let from = &self.0[start as usize..];
+            let (now, later) = rest.split_at_mut(from.len().min(rest.len()));
+            now.copy_from_slice(&from[..now.len()]);
+            (start, rest) = (0, later);
+        }
+        true
+    }
+}
+
+fn read<F: Format>(format: &F, bytes: &[u8]) {
+    let geometry = format.geometry();
+    // Each word leads to one table at most, and each table is read once a level.
+    let most = (bytes.len() + 2) * 8 * (geometry.top_level as usize + 1);
+    let (mut tables, mut next) = (0, Some(geometry.aperture.start()));
+    let read = read_foreign(format, PhysAddr::new(0), &Wrapped(bytes), &mut |piece| {
+        match piece {
+            ForeignPiece::Table { level, .. } => {
+                tables += 1;
+                assert!(tables <= most && level <= geometry.top_level);
+            }
+            ForeignPiece::Leaves { range, lg2, .. } => {
+                assert!(geometry.aperture.covers(range));
+                assert!(next.is_some_and(|next| next <= range.start()), "in the order of IOVAs");
+                assert!(lg2::is_aligned(range.start().get(), lg2));
+                next = range.last().checked_add(1);
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    });
+    assert_eq!(read.is_err(), bytes.is_empty());
 }
 
 /// Tables of firmware, whose length and sum are made right where they are of ACPI.
@@ -65,6 +119,7 @@ pub fn firmware(bytes: &[u8]) {
 enum Target {
     Operations,
     Hostile,
+    Foreign,
 }
 
 /// What is done, by these bytes.
@@ -78,6 +133,7 @@ impl Body<'_> {
         match self.target {
             Target::Operations => fuzz::operations(format, self.bytes),
             Target::Hostile => fuzz::hostile(format, self.bytes),
+            Target::Foreign => read(&format, self.bytes),
         }
     }
 }

@@ -303,6 +303,18 @@ IOVA_PFN\t\tPML5E\t\t\tPML4E\t\t\tPDPE\t\t\tPDE\t\t\tPTE
     }
 
     #[test]
+    fn any_changed_byte_is_an_error_or_another_dump() {
+        for at in 0..OLD.len() {
+            for byte in [b' ', b'0', b'f', b'|', b'\n'] {
+                let mut bytes = OLD.as_bytes().to_vec();
+                bytes[at] = byte;
+                let _ = domains(&String::from_utf8(bytes).unwrap(), None);
+            }
+            let _ = domains(&OLD[..at], None);
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named_by_its_line() {
         let row = |pfn: &str, entries: &str| {
             format!(

@@ -131,8 +131,9 @@ fn push(changes: &mut Vec<Changed>, next: Changed) {
             && last.iova.checked_add(last.bytes) == Some(next.iova)
             && goes_on(last.before, next.before)
             && goes_on(last.after, next.after)
+            && let Some(bytes) = last.bytes.checked_add(next.bytes)
         {
-            last.bytes += next.bytes;
+            last.bytes = bytes;
             return;
         }
     }

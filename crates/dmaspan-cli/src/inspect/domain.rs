@@ -209,8 +209,9 @@ impl Domain {
             && (last.lg2, last.prot) == (next.lg2, next.prot)
             && last.iova.checked_add(last.bytes) == Some(next.iova)
             && last.paddr.checked_add(last.bytes) == Some(next.paddr)
+            && let Some(bytes) = last.bytes.checked_add(next.bytes)
         {
-            last.bytes += next.bytes;
+            last.bytes = bytes;
             return;
         }
         self.leaves.push(next);
@@ -242,8 +243,9 @@ impl Domain {
                 && last.prot == prot
                 && last.iova.checked_add(last.bytes) == Some(iova)
                 && last.paddr.checked_add(last.bytes) == Some(paddr)
+                && let Some(bytes) = last.bytes.checked_add(bytes)
             {
-                last.bytes += bytes;
+                last.bytes = bytes;
                 last.lg2 = (last.lg2.0.min(lg2), last.lg2.1.max(lg2));
             } else {
                 spans.push(MappedSpan { iova, paddr, bytes, prot, lg2: (lg2, lg2) });

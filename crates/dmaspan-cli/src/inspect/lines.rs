@@ -130,6 +130,8 @@ mod tests {
     use dmaspan::io_pgtable::{Arena, PageTable, VtdSs, VtdSsConfig};
     use dmaspan::{PhysAddr, Span};
 
+    use super::super::page;
+    use super::super::report::{Questions, Report, Source};
     use super::*;
 
     #[test]
@@ -148,6 +150,39 @@ mod tests {
         assert_eq!(domains[0].root, Some(table.root().get()));
         assert_eq!(domains[0].table_bytes(), 4 * 4096);
         assert_eq!(domains[0].title, "VT-d second-stage page tables");
+    }
+
+    #[test]
+    fn leaves_of_the_whole_space_are_told_without_wrapping() {
+        let half = |first: &str, last: &str| {
+            format!("leaf first={first} last={last} paddr={first} size=0x1000 prot=READ\n")
+        };
+        let text = "tree title=x first=0x0 last=0xffffffffffffffff\n".to_owned()
+            + &half("0x0", "0x7fffffffffffffff")
+            + &half("0x8000000000000000", "0xffffffffffffffff");
+        let domains = domains(&text).unwrap();
+        let source =
+            Source { files: Vec::new(), kind: "lines", memory: Vec::new(), compared_with: None };
+        let before = Questions { before: Some(&[]), ..Questions::default() };
+        let report = Report::new(source, &domains, None, &before);
+        assert_eq!((report.domains[0].spans.count, report.domains[0].mapped_bytes), (2, u64::MAX));
+        assert!(page::render(&report).contains("0xffffffffffffffff"));
+    }
+
+    #[test]
+    fn any_changed_byte_is_an_error_or_another_dump() {
+        let text = "tree title=x first=0x0 last=0xffffffff\ntable level=2 at=0x1000\n\
+                    link level=2 index=0 word=0x2003 first=0x0 last=0x3fffffff table=0x2000\n\
+                    leaf level=1 index=0 entries=2 word=0x83 first=0x0 last=0x3fffff paddr=0x0 \
+                    size=0x200000 prot=READ|WRITE\n";
+        for at in 0..text.len() {
+            for byte in [b' ', b'0', b'f', b'=', b'\n'] {
+                let mut bytes = text.as_bytes().to_vec();
+                bytes[at] = byte;
+                let _ = domains(&String::from_utf8(bytes).unwrap());
+            }
+            let _ = domains(&text[..at]);
+        }
     }
 
     #[test]

@@ -257,7 +257,7 @@ impl SpanFigures {
         Self {
             count: bytes.len(),
             smallest_bytes: at(0),
-            median_bytes: at(bytes.len() / 2),
+            median_bytes: at(bytes.len().saturating_sub(1) / 2),
             largest_bytes: at(bytes.len().saturating_sub(1)),
         }
     }
@@ -334,7 +334,8 @@ fn compare(before: &[Domain], after: &[Domain]) -> Vec<DomainDiff> {
         let mut bytes: BTreeMap<&'static str, u64> =
             Change::ALL.into_iter().map(|change| (change.name(), 0)).collect();
         for changed in &changes {
-            *bytes.entry(changed.change.name()).or_insert(0) += changed.bytes;
+            let sum = bytes.entry(changed.change.name()).or_insert(0);
+            *sum = sum.saturating_add(changed.bytes);
         }
         let domain = pair.after.or(pair.before).map(Domain::name).unwrap_or_default();
         DomainDiff { domain, bytes, changes: changes.iter().map(ChangeReport::new).collect() }

@@ -312,10 +312,12 @@ fn recorded_tables_of_guests_map_what_the_guests_said_that_they_mapped() {
         ("vtd", "0x97f000", "vtd"),
         ("amd", "0xa69000", "amd,levels=3"),
         ("smmuv3", "0x434fe000", "smmuv3"),
+        ("riscv-sv39", "0x81000000", "riscv"),
+        ("riscv-sv39x4", "0x81000000", "riscv,stage=2"),
     ] {
         let core = recorded(&format!("{name}.core"));
         let shown = shown(&[&core, "--root", root, "--iommu", iommu]);
-        assert!(shown.len() > 8, "{name}");
+        assert!(shown.len() > 3, "{name}");
         assert_eq!(shown, held(&format!("{name}.held")), "{name}");
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::Rng;
 use proptest::test_runner::TestRunner;
-use targets::{FORMATS, firmware, hostile, operations};
+use targets::{FORMATS, firmware, foreign, hostile, operations};
 
 #[path = "../../../../fuzz/src/lib.rs"]
 #[expect(unreachable_pub, reason = "the crate of the fuzz targets makes them public")]
@@ -69,6 +69,17 @@ fn operations_on_random_tables_end_in_every_format() {
 #[test]
 fn operations_on_kept_tables_end() {
     each_seed("hostile", hostile);
+}
+
+#[test]
+fn foreign_tables_of_random_bytes_are_read_to_an_end_in_every_format() {
+    each_format(7, foreign);
+    foreign(&[]);
+}
+
+#[test]
+fn kept_foreign_tables_are_read_to_an_end() {
+    each_seed("hostile", foreign);
 }
 
 #[test]

@@ -40,6 +40,7 @@ macro_rules! check {
 mod adopted;
 mod context;
 mod device;
+mod forecast;
 mod guest;
 mod iommufd;
 mod mock;
@@ -105,6 +106,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         mock::CASES,
         nvme::CASES,
         plan::CASES,
+        forecast::CASES,
         adopted::CASES,
     ];
     systems.into_iter().flatten()

@@ -56,6 +56,7 @@ mod listing;
 mod marks;
 mod memory;
 mod noncoherent;
+mod pages;
 mod random;
 mod rewrite;
 mod rig;
@@ -114,6 +115,7 @@ pub mod cases {
     pub use super::marks::*;
     pub use super::memory::*;
     pub use super::noncoherent::*;
+    pub use super::pages::*;
     pub use super::random::*;
     pub use super::rewrite::*;
     pub use super::soft::*;
@@ -174,6 +176,10 @@ macro_rules! format_suite {
             a_split_breaks_only_where_hardware_needs_it,
             a_refused_split_changes_nothing,
             a_split_whose_sync_fails_keeps_all_translations,
+            a_domain_maps_pages_up_to_what_is_in_the_way,
+            pages_that_hardware_does_not_take_are_taken_back,
+            larger_pages_go_where_tables_became_empty,
+            an_unmap_of_pages_cuts_leaves_where_it_is_told_to,
             every_permission_becomes_every_other,
             a_refused_protect_changes_nothing,
             groups_are_broken_whole_and_by_bounded_batches,

@@ -63,7 +63,7 @@ fn borders(space: &Space, iova: u64, lg2: u32, rng: &mut Rng) -> Vec<u64> {
 }
 
 /// A leaf of a size that has smaller ones, in a place where it fits.
-fn places<F: Format>(space: &Space) -> Vec<(u32, u64)> {
+pub(super) fn places<F: Format>(space: &Space) -> Vec<(u32, u64)> {
     let place = |lg2| Some((lg2, space.nth(lg2, 1).or_else(|| space.nth(lg2, 0))?));
     let large = space.sizes().into_iter().skip(1);
     large.filter(|&lg2| splits::<F>(space, lg2)).filter_map(place).collect()

@@ -1,16 +1,19 @@
 //! A rig is a domain on trial, its hardware, and an observer.
 
 use dmaspan::io_pgtable::{Arena, DirtyBitmap, Gap, TableMemory};
-use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps, Scope};
+use dmaspan::iommu::{
+    self, Domain, Gather, HardwareError, Invalidation, IommuOps, MappedPages, Scope,
+};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use parking_lot::Mutex;
 
 use super::Subject;
 use super::space::Space;
 use super::survey::{self, Seen};
-use super::tree::{Tree, WordOf};
+use super::tree::{PROT, Tree, WordOf};
 use crate::iotlb::{Iotlb, IotlbConfig};
 use crate::modelled::take;
+use crate::walker::Switch;
 
 /// The IOMMU of a subject's tables, with caches that forget nothing by themselves.
 pub(super) type Tlb<S> = Iotlb<<S as Subject>::Walker, Arena>;
@@ -42,6 +45,8 @@ pub(super) struct Hooks<S: Subject> {
     forgotten: Mutex<Vec<Forgotten>>,
     /// Which invalidation from now on fails; 0 for none.
     failing: Mutex<u32>,
+    /// Whether hardware takes new mappings.
+    takes_maps: Mutex<Switch>,
 }
 
 impl<S: Subject> Hooks<S> {
@@ -53,6 +58,11 @@ impl<S: Subject> Hooks<S> {
     /// Makes the `n`-th invalidation from now on fail, or none for 0.
     pub(super) fn fail(&self, n: u32) {
         *self.failing.lock() = n;
+    }
+
+    /// Makes hardware take new mappings, or not.
+    pub(super) fn take_maps(&self, takes: Switch) {
+        *self.takes_maps.lock() = takes;
     }
 
     /// The invalidations since the last call.
@@ -86,8 +96,14 @@ unsafe impl<S: Subject> IommuOps for Hooks<S> {
         Ok(())
     }
 
+    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
+        if *self.takes_maps.lock() == Switch::Off {
+            return Err(HardwareError { what: "the simulated hardware takes no maps", status: 1 });
+        }
+        self.iotlb.sync_map(range)
+    }
+
     forward! { iotlb:
-        fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError>;
         fn detach(&self) -> Result<(), HardwareError>;
         fn max_ranges(&self) -> usize;
     }
@@ -127,6 +143,42 @@ where
         })
     }
 
+    #[expect(unsafe_code, reason = "devices of the suite reach no memory")]
+    pub(super) fn map_pages(
+        &self,
+        iova: u64,
+        paddr: u64,
+        page_size: u64,
+        count: u64,
+    ) -> MappedPages<M::List> {
+        let (iova, paddr) = (Iova::new(iova), PhysAddr::new(paddr));
+        // SAFETY: no other thread of a case has this range, and its devices only translate.
+        unsafe { self.domain.map_pages(iova, paddr, page_size, count, PROT) }
+    }
+
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn sync(&self, gather: Gather<M::List>) {
+        // SAFETY: the only domain of a case gave it.
+        let synced = unsafe { self.domain.sync(gather) };
+        assert!(synced.is_ok(), "{synced:?}");
+    }
+
+    /// How many bytes of pages were taken away, and why no more, once that is synced.
+    #[expect(unsafe_code, reason = "callers work on ranges of their own")]
+    pub(super) fn unmap_pages(
+        &self,
+        iova: u64,
+        page_size: u64,
+        count: u64,
+        split: Option<Gap>,
+    ) -> (u64, Result<(), iommu::Error>) {
+        // SAFETY: no other thread of a case has this range, or leaves that it cuts.
+        let taken = unsafe { self.domain.unmap_pages(Iova::new(iova), page_size, count, split) };
+        let (_synced, rest) = taken.unsynced.sync().unwrap();
+        assert_eq!(rest, None);
+        (taken.bytes, taken.result)
+    }
+
     #[expect(unsafe_code, reason = "one thread works on the domain")]
     pub(super) fn split(&self, at: u64, gap: Gap) -> Result<(), iommu::Error> {
         // SAFETY: nobody else works on the domain.
@@ -159,6 +211,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
             watch: Mutex::new(None),
             forgotten: Mutex::default(),
             failing: Mutex::new(0),
+            takes_maps: Mutex::new(Switch::On),
         };
         let domain = Domain::new(tree.table, hooks).unwrap();
         Self { domain, arena: tree.arena, space: tree.space }

@@ -592,7 +592,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
 
     /// The range of some pages and its length.
     #[inline(always)]
-    fn check_pages(
+    pub(crate) fn check_pages(
         &self,
         iova: Iova,
         page_size: u64,

@@ -16,7 +16,7 @@ pub struct Retired<L> {
 }
 
 impl<L> Retired<L> {
-    pub(super) const fn nothing() -> Self {
+    pub(crate) const fn nothing() -> Self {
         Self { range: None, leaf_sizes: 0, tables: None }
     }
 

@@ -464,6 +464,28 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         }
     }
 
+    /// Takes the empty tables out that lie in a range which the caller owns, and makes hardware
+    /// forget them: they are in the way of larger leaves.
+    ///
+    /// # Errors
+    ///
+    /// [`MapFailed`], with the tables where hardware was not seen to forget them.
+    #[track_caller]
+    pub(super) fn make_room(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
+        let failed = |error, unsynced| MapFailed { error, unsynced };
+        if F::GROWS {
+            // The empty table may be the root that hardware walks, which stays while it does.
+            let told = self.tell_root();
+            told.map_err(|source| failed(Error::Hardware { range, source }, None))?;
+        }
+        let reclaimed = self.table.owned(range).reclaim(range);
+        let retired = reclaimed.map_err(|error| failed(error.into(), None))?;
+        self.unmapped(&retired);
+        self.sync_retired(retired).map_err(|SyncFailed { gather, error: source }| {
+            failed(Error::Hardware { range, source }, Some(gather))
+        })
+    }
+
     /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
     /// fails.
     #[track_caller]

@@ -19,6 +19,8 @@
 //! |---|---|
 //! | `iommu_paging_domain_alloc` | [`Domain::new`], of a page table and [`IommuOps`] |
 //! | `iommu_map_nosync`, `iommu_sync_map` | [`Domain::map_spans`], which does both |
+//! | `iommu_domain_ops.map_pages`, its `mapped` | [`Domain::map_pages`], [`MappedPages::bytes`] |
+//! | `iommu_domain_ops.unmap_pages` | [`Domain::unmap_pages`]; a leaf is cut where it is told to |
 //! | `iommu_unmap_fast` | [`Domain::unmap`], which returns spans and [`Unsynced`] |
 //! | `struct iommu_iotlb_gather` | [`Gather`] |
 //! | `iommu_iotlb_sync` | [`Unsynced::sync`], [`Domain::sync`]; the proof is [`Synced`] |
@@ -103,6 +105,7 @@ mod gather;
 pub mod iova;
 mod observer;
 mod ops;
+mod pages;
 mod recorder;
 mod reserved;
 mod rewrite;
@@ -121,6 +124,7 @@ pub use fault::{
 pub use gather::{Gather, SyncFailed, Synced};
 pub use observer::{Observed, Observer};
 pub use ops::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
+pub use pages::{MappedPages, TakenPages};
 pub use recorder::{MappedBy, Recorder};
 pub use reserved::{RegionKind, Relaxable, ReservedRegion, ReservedRegionError, ReservedRegions};
 pub use soft::SoftIommu;

@@ -39,6 +39,12 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     #[expect(unsafe_code, reason = "the caller promises to own the leaf")]
     #[track_caller]
     pub unsafe fn split(&self, at: Iova, gap: Gap) -> Result<(), Error> {
+        self.split_owned(at, gap)
+    }
+
+    /// [`split`](Self::split), for callers that keep its contract.
+    #[track_caller]
+    pub(super) fn split_owned(&self, at: Iova, gap: Gap) -> Result<(), Error> {
         let aperture = self.geometry().aperture;
         if !aperture.contains(at) {
             let range = IovaRange::point(at);

@@ -156,6 +156,15 @@ impl<L: RawMutex> Chunk<L> {
         self.areas.iter().map(|area| area.high()).sum()
     }
 
+    /// Of each area how many slots there are, how many of them are held, and the most that ever
+    /// were, read without its lock.
+    pub(super) fn by_area(&self) -> impl Iterator<Item = [u32; 3]> {
+        self.areas.iter().zip(0..).map(|(area, number)| {
+            let slots = self.per_area.min(self.grid.slots - self.offset(number));
+            [slots, slots - area.free(), area.high()]
+        })
+    }
+
     pub(super) fn reset_high(&self) {
         self.areas.iter().for_each(|area| area.reset_high());
     }

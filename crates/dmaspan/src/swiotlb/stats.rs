@@ -26,6 +26,22 @@ pub struct PoolStats {
     pub leaked: u64,
 }
 
+/// Says how full one area of a pool is, in bytes of whole slots, from [`Pool::area_stats`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AreaStats {
+    /// Of which of the spans of the pool's memory.
+    pub span: usize,
+    /// Which of its areas, counted from 0.
+    pub area: u32,
+    /// What there is.
+    pub bytes: u64,
+    /// What is held: leases and what is in quarantine included.
+    pub used: u64,
+    /// The most that was ever held at once.
+    pub high_water: u64,
+}
+
 impl PoolStats {
     /// Returns what is free.
     pub const fn free_bytes(&self) -> u64 {
@@ -38,6 +54,19 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// slots are taken and released the sums are of no single moment.
     pub fn stats(&self) -> PoolStats {
         self.count(&self.grown.lock())
+    }
+
+    /// Returns how full each area is of what the pool began with: whether CPUs share the load, and
+    /// whether areas are too small for it. Read as [`stats`](Self::stats) is; the counters are the
+    /// areas' own, on their cache lines, so that they cost nothing where slots are taken.
+    pub fn area_stats(&self) -> impl Iterator<Item = AreaStats> {
+        self.base().iter().enumerate().flat_map(move |(span, chunk)| {
+            (0..).zip(chunk.by_area()).map(move |(area, slots)| {
+                let [bytes, used, high_water] =
+                    slots.map(|slots| u64::from(slots) << self.slot_lg2);
+                AreaStats { span, area, bytes, used, high_water }
+            })
+        })
     }
 
     pub(super) fn count(&self, grown: &Grown<P::Lock>) -> PoolStats {

@@ -16,7 +16,7 @@ fn take(rig: &FlatRig, len: u64) -> FlatSlot {
 }
 
 #[test]
-fn p1_a_run_over_more_areas_than_can_be_is_disjoint_from_others() {
+fn a_run_over_more_areas_than_can_be_is_disjoint_from_others() {
     for areas in [129, 300, usize::MAX] {
         let rig = FlatRig::simple(300, PoolConfig::new(areas));
         let mut slots: Vec<_> = (0..300).map(|_| take(&rig, SLOT)).collect();
@@ -33,7 +33,7 @@ fn p1_a_run_over_more_areas_than_can_be_is_disjoint_from_others() {
 }
 
 #[test]
-fn p2_places_are_as_asked_for_at_the_top_of_the_address_space() {
+fn places_are_as_asked_for_at_the_top_of_the_address_space() {
     let bytes = 64 * SLOT;
     let base = 0_u64.wrapping_sub(bytes);
     let rig = FlatRig::new(vec![span(base, bytes)], PoolConfig::new(2));
@@ -57,7 +57,7 @@ fn p2_places_are_as_asked_for_at_the_top_of_the_address_space() {
 }
 
 #[test]
-fn p3_only_the_bytes_asked_for_reach_the_original() {
+fn only_the_bytes_asked_for_reach_the_original() {
     let rig = FlatRig::simple(16, PoolConfig::new(1));
     let around = span(SOURCE, 8192);
     let request = SlotRequest { keep_bits: 0xfff, granule: 4096, ..any() };
@@ -72,7 +72,7 @@ fn p3_only_the_bytes_asked_for_reach_the_original() {
 }
 
 #[test]
-fn p4_a_sync_of_a_part_is_the_whole_one_of_that_part() {
+fn a_sync_of_a_part_is_the_whole_one_of_that_part() {
     let rig = FlatRig::simple(16, PoolConfig::new(1));
     let from = original(SOURCE + 5, 6000);
     let bounced = rig.pool.map(from, Direction::Bidirectional, Fill::Copy, &any()).unwrap();
@@ -91,7 +91,7 @@ fn p4_a_sync_of_a_part_is_the_whole_one_of_that_part() {
 }
 
 #[test]
-fn p6_one_place_of_a_huge_alignment_is_found() {
+fn one_place_of_a_huge_alignment_is_found() {
     for lg2 in [40, 43, 44, 50, 62] {
         let base = 3 << lg2 | 0x10_0000;
         let rig = FlatRig::new(vec![span(base, 64 * SLOT)], PoolConfig::new(2));
@@ -105,7 +105,7 @@ fn p6_one_place_of_a_huge_alignment_is_found() {
 }
 
 #[test]
-fn p6_a_run_is_found_where_no_hint_knows_it() {
+fn a_run_is_found_where_no_hint_knows_it() {
     // Single slots, given back one after the other: only the bitmap knows how they join.
     let rig = FlatRig::simple(512, PoolConfig::new(4));
     let slots: Vec<_> = (0..512).map(|_| take(&rig, SLOT)).collect();
@@ -122,7 +122,7 @@ fn p6_a_run_is_found_where_no_hint_knows_it() {
 }
 
 #[test]
-fn p7_padding_of_a_granule_larger_than_slots_is_zero_and_the_neighbours_are_not() {
+fn padding_of_a_granule_larger_than_slots_is_zero_and_the_neighbours_are_not() {
     let rig = FlatRig::simple(32, PoolConfig::new(1));
     let granule = 8 * SLOT;
     let request = SlotRequest { keep_bits: granule - 1, granule, ..any() };
@@ -136,7 +136,7 @@ fn p7_padding_of_a_granule_larger_than_slots_is_zero_and_the_neighbours_are_not(
 }
 
 #[test]
-fn p8_a_foreign_pool_gives_everything_back() {
+fn a_foreign_pool_gives_everything_back() {
     let (rig, other) =
         (FlatRig::simple(8, PoolConfig::new(1)), FlatRig::simple(8, PoolConfig::new(1)));
     let map =
@@ -165,7 +165,7 @@ fn p8_a_foreign_pool_gives_everything_back() {
 }
 
 #[test]
-fn p9_high_water_is_the_most_that_was_held() {
+fn high_water_is_the_most_that_was_held() {
     let rig = FlatRig::simple(64, PoolConfig::new(1));
     let (a, b) = (take(&rig, 10 * SLOT), take(&rig, 20 * SLOT));
     rig.pool.release(a).unwrap();
@@ -177,6 +177,39 @@ fn p9_high_water_is_the_most_that_was_held() {
         rig.pool.release(slot).unwrap();
     }
     assert_eq!(rig.pool.stats().high_water, 25 * SLOT);
+}
+
+#[test]
+fn each_area_counts_what_its_cpus_hold_and_held_at_most() {
+    // Two areas of 128 slots, and what is left over in a third.
+    let rig = FlatRig::simple(300, PoolConfig::new(3));
+    let areas = || -> Vec<[u64; 3]> {
+        let all = rig.pool.area_stats().enumerate().map(|(number, area)| {
+            assert_eq!((area.span, area.area as usize), (0, number));
+            [area.bytes, area.used, area.high_water].map(|bytes| bytes / SLOT)
+        });
+        all.collect()
+    };
+    assert_eq!(areas(), [[128, 0, 0], [128, 0, 0], [44, 0, 0]]);
+    rig.place.set(1, 0);
+    let (kept, gone) = (take(&rig, 10 * SLOT), take(&rig, 20 * SLOT));
+    rig.place.set(2, 0);
+    let other = take(&rig, SLOT);
+    rig.pool.release(gone).unwrap();
+    assert_eq!(areas(), [[128, 0, 0], [128, 10, 30], [44, 1, 1]]);
+    let stats = rig.pool.stats();
+    let sums = |at: usize| areas().iter().map(|area| area[at] * SLOT).sum::<u64>();
+    assert_eq!([sums(0), sums(1), sums(2)], [stats.bytes, stats.used, stats.high_water]);
+    for slot in [kept, other] {
+        rig.pool.release(slot).unwrap();
+    }
+    // A run over several areas counts in each.
+    let across = take(&rig, 200 * SLOT);
+    assert_eq!(areas().iter().map(|area| area[1]).sum::<u64>(), 200);
+    assert!(areas().iter().filter(|area| area[1] != 0).count() > 1);
+    rig.pool.release(across).unwrap();
+    rig.pool.reset_high_water();
+    assert_eq!(areas(), [[128, 0, 0], [128, 0, 0], [44, 0, 0]]);
 }
 
 proptest! {

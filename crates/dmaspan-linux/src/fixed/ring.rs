@@ -164,6 +164,29 @@ impl FixedRing {
         self.begin(Way::Write, buffer, bytes, file, offset, token)
     }
 
+    /// Queues a write as [`write`](Self::write) does, by the buffer's address and not by its
+    /// registration (`IORING_OP_WRITE`), as [`read_unregistered`](Self::read_unregistered) does a
+    /// read.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    ///
+    /// # Context
+    ///
+    /// As [`read`](Self::read).
+    #[inline]
+    pub fn write_unregistered<T: Pod>(
+        &mut self,
+        buffer: FixedBuf<T>,
+        bytes: Range<usize>,
+        file: &Arc<File>,
+        offset: u64,
+        token: u64,
+    ) -> Result<(), RefusedOperation<T>> {
+        self.begin(Way::WriteUnregistered, buffer, bytes, file, offset, token)
+    }
+
     fn begin<T: Pod>(
         &mut self,
         way: Way,

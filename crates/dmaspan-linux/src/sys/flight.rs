@@ -46,6 +46,8 @@ pub(crate) enum Way {
     ReadUnregistered,
     /// From memory to the file (`IORING_OP_WRITE_FIXED`).
     Write,
+    /// The same, by the address of the memory and not by its slot (`IORING_OP_WRITE`).
+    WriteUnregistered,
 }
 
 /// The entry of an operation on `bytes` of `slice`, whose chunk is in `slot` of the ring's table;
@@ -77,6 +79,12 @@ pub(crate) fn entry(
         }
         (Way::Write, RingFile::Registered(file)) => {
             opcode::WriteFixed::new(types::Fixed(file), start, len, slot).offset(offset).build()
+        }
+        (Way::WriteUnregistered, RingFile::Fd(fd)) => {
+            opcode::Write::new(types::Fd(fd), start, len).offset(offset).build()
+        }
+        (Way::WriteUnregistered, RingFile::Registered(file)) => {
+            opcode::Write::new(types::Fixed(file), start, len).offset(offset).build()
         }
     })
 }

@@ -93,6 +93,25 @@ fn registering_again_is_said_and_counted() {
 }
 
 #[test]
+fn an_unregistered_write_leaves_the_same_bytes_and_needs_the_ring_s_own_pool() {
+    let pool = base(16 << 10, 2);
+    let file = file_with(&vec![0; FILE_LEN], 0).unwrap();
+    let Some(mut ring) = ring(&pool, 2) else { return };
+    let mut buffer = pool.take().unwrap();
+    buffer.fill(0xa5);
+    ring.write_unregistered(buffer, 7..7 + READ, &file, 99, 1).unwrap();
+    assert_eq!(wait(&mut ring).result.unwrap(), READ);
+    ring.read(pool.take().unwrap(), 0..READ + 2, &file, 98, 2).unwrap();
+    let done = wait(&mut ring);
+    assert_eq!(done.result.unwrap(), READ + 2);
+    assert!(done.buffer[0] == 0 && done.buffer[READ + 1] == 0, "nothing else was written");
+    assert_eq!(done.buffer[1..=READ], vec![0xa5; READ]);
+    let other = base(16 << 10, 1);
+    let refused = ring.write_unregistered(other.take().unwrap(), 0..1, &file, 0, 3).unwrap_err();
+    assert_eq!(refused.error, OperationError::OtherPool);
+}
+
+#[test]
 fn an_unregistered_read_finds_the_same_bytes_and_needs_the_ring_s_own_pool() {
     let pool = base(16 << 10, 2);
     let bytes: Vec<u8> = (0..FILE_LEN).map(pattern).collect();

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grid_is_the_seeds_and_the_bulk_is_of_every_level() {
+    fn the_grid_doubles_its_pages_and_the_bulk_is_of_every_level() {
         let cases = shape::<12>(48).cases(1, EXTENT);
         let grid: Vec<String> = (0..10).map(|lg2| format!("g={}", 1 << lg2)).collect();
         assert_eq!(names(&cases)[..10], grid);

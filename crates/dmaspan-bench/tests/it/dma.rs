@@ -47,7 +47,7 @@ fn check_row(row: &Value) {
 }
 
 #[test]
-fn without_arguments_the_grid_is_the_seeds() {
+fn without_arguments_the_grid_is_that_of_the_series() {
     let report = json(&["--quick"]);
     assert_eq!(report["flush"], "strict");
     let found: Vec<(u64, u64)> = rows(&report)

@@ -1,4 +1,4 @@
-//! P1 to P12 over random operations, of everything that a container does at once.
+//! Random operations, of everything that a container does at once, and what always holds of it.
 //!
 //! Mappings come and go in up to three domains of different formats and granules, for two owners
 //! and in two spaces, while devices write, emulated devices pin, device memory is revoked, steps
@@ -149,21 +149,22 @@ fn everything_is_as_a_map_of_pages_says_whatever_fails() {
 }
 
 #[test]
-fn p11_nothing_depends_on_the_size_of_batches() {
+fn nothing_depends_on_the_size_of_batches() {
     property(Troubles::OfAnyBatch, |script| {
         let expected = run::<512>(script);
         for found in [run::<1>(script), run::<2>(script), run::<3>(script)] {
             let steps = expected.iter().zip(&found).zip(&script.steps);
             for ((expected, found), (op, _)) in steps {
-                assert_eq!(found, expected, "P11: {op:?}");
+                assert_eq!(found, expected, "{op:?}");
             }
         }
     });
 }
 
-/// What hardware keeps that forgets one size too few is found as P4 is broken.
+/// What hardware keeps that forgets one size too few is found: a frame loses its pin while a device
+/// reaches it.
 #[test]
-fn p4_a_size_of_leaves_that_an_unmap_loses_is_found() {
+fn a_size_of_leaves_that_an_unmap_loses_is_found() {
     for planted in [Planted::IgnoreSmallest, Planted::IgnoreLargest] {
         let found = std::thread::spawn(move || {
             PLANTED.set(planted);
@@ -171,6 +172,6 @@ fn p4_a_size_of_leaves_that_an_unmap_loses_is_found() {
         });
         let report = found.join().expect_err("nobody noticed");
         let report = report.downcast_ref::<String>().expect("a report");
-        assert!(report.contains("P4: an IOTLB has"), "{planted:?}: {report}");
+        assert!(report.contains("an IOTLB has"), "{planted:?}: {report}");
     }
 }

@@ -155,7 +155,7 @@ impl Model {
 }
 
 proptest! {
-    /// P1, P2, P4 and P7: ranges are disjoint, aligned, below the limit and never reserved; one is
+    /// Ranges are disjoint, aligned, below the limit and never reserved; one is
     /// found if one fits after all caches are drained; and in the end all is free again.
     #[test]
     fn ranges_are_apart_aligned_and_found_where_they_fit(steps in steps()) {

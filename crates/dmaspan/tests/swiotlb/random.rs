@@ -145,7 +145,7 @@ impl Runner {
         part_mut(&mut self.model.bytes, at).copy_from_slice(&bytes);
     }
 
-    /// P1, P2, P7: a slot is one, disjoint from the others.
+    /// A slot is one, disjoint from the others.
     fn taken(&mut self, handle: Handle, data: Span, original: Span, request: &SlotRequest) {
         let pool = self
             .model
@@ -173,7 +173,7 @@ impl Runner {
         self.out.push(Out { handle, data, whole, original });
     }
 
-    /// P6: a pool refuses only what has no place.
+    /// A pool refuses only what has no place.
     fn refused(&mut self, error: Error, original: Span, request: &SlotRequest) {
         assert!(!self.model.has_place(original, request), "{error}: {original} {request:x?}");
         let held = mem::take(&mut self.model.held);
@@ -281,7 +281,7 @@ impl Runner {
         }
     }
 
-    /// P4: a part is synced, and nothing else.
+    /// A part is synced, and nothing else.
     fn sync(&mut self, step: &Step) {
         let Some(index) = self.pick(step) else { return };
         let Out { handle: Handle::Bounced(bounced), data, original, .. } = &self.out[index] else {
@@ -313,7 +313,7 @@ impl Runner {
         step.pick.checked_rem(self.out.len())
     }
 
-    /// P3: what a device wrote, and was asked for, reaches the original.
+    /// What a device wrote, and was asked for, reaches the original.
     fn end(&mut self, step: &Step) {
         let Some(index) = self.pick(step) else { return };
         let Out { handle, data, whole, original } = self.out.swap_remove(index);
@@ -418,7 +418,7 @@ impl Runner {
         self.high = (vec![0; self.base.len()], self.model.used());
     }
 
-    /// P3, P5, P9: every byte, and the statistics.
+    /// Every byte, and the statistics.
     fn check(&mut self) {
         let equal = self.rig.memory.with(|state| state.bytes == self.model.bytes);
         assert!(equal, "bytes that should be otherwise");
@@ -480,7 +480,7 @@ proptest! {
     })]
 
     #[test]
-    fn p1_to_p9_hold_after_any_history(
+    fn what_holds_of_slots_holds_after_any_history(
         shape in shapes(),
         steps in prop::collection::vec(steps(), 1..80),
     ) {

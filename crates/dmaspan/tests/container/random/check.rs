@@ -1,4 +1,4 @@
-//! P1 to P12, after every operation.
+//! What always holds of containers, looked at after every operation.
 
 use dmaspan::{PhysAddr, Prot};
 
@@ -22,14 +22,14 @@ impl<const BATCH: usize> World<BATCH> {
     fn check_info(&self) -> Vec<u64> {
         let (info, model) = (self.container.info(), &self.model);
         let count = model.mapped.len() + model.gone.len();
-        assert_eq!(self.container.mappings(), count, "P1");
-        assert_eq!(info.mappings_left, (MAX_MAPPINGS - count) as u64, "P1");
+        assert_eq!(self.container.mappings(), count);
+        assert_eq!(info.mappings_left, (MAX_MAPPINGS - count) as u64);
         let found: Vec<_> = info
             .iova_ranges
             .iter()
             .map(|range| (range.start().get(), range.last().get()))
             .collect();
-        assert_eq!(found, model.iova_ranges(), "P12");
+        assert_eq!(found, model.iova_ranges());
         assert_eq!(info.page_sizes, model.page_sizes());
         let attached: Vec<_> = self.attached.iter().map(|(id, _)| *id).collect();
         assert_eq!(info.domains, attached);
@@ -38,7 +38,7 @@ impl<const BATCH: usize> World<BATCH> {
         ranges.chain([count as u64, info.page_sizes]).collect()
     }
 
-    /// P3: a frame has as many pins as there are mappings and pins of it.
+    /// A frame has as many pins as there are mappings and pins of it.
     fn check_pins(&self, seen: &mut Vec<u64>) {
         let (pins, more) = self.model.pins();
         let mut pinned = 0;
@@ -46,13 +46,13 @@ impl<const BATCH: usize> World<BATCH> {
             let found = self.memory.pins(PhysAddr::new(frame)).unwrap();
             let least = pins.get(&frame).copied().unwrap_or(0);
             let most = least + more.get(&frame).copied().unwrap_or(0);
-            assert!((least..=most).contains(&found), "P3: {frame:#x}: {found}, not {least}");
+            assert!((least..=most).contains(&found), "{frame:#x}: {found}, not {least}");
             seen.push(found.into());
             pinned += u64::from(least > 0);
         }
         if self.model.gone.is_empty() {
             // Both users have the same frames.
-            assert_eq!(self.memory.pinned_frames(), pinned / 2, "P3");
+            assert_eq!(self.memory.pinned_frames(), pinned / 2);
         }
     }
 
@@ -62,21 +62,21 @@ impl<const BATCH: usize> World<BATCH> {
             let used = account.used();
             let pages = used >> self.model.g;
             // What was written of ten mappings is noted in less than a page.
-            assert!(used == pages << self.model.g || self.model.tracking, "P6");
-            assert!((least..=most).contains(&pages), "P6: {pages}, not {least} to {most}");
+            assert!(used == pages << self.model.g || self.model.tracking);
+            assert!((least..=most).contains(&pages), "{pages}, not {least} to {most}");
             seen.push(used);
         }
     }
 
-    /// P5: every domain leads where the model says, and permits what it says.
+    /// Every domain leads where the model says, and permits what it says.
     fn check_translations(&self) {
         let g = self.model.g;
         for (_, view) in &self.attached {
             for at in view.stale() {
                 let lost = self.model.overlapping(at >> g, 1).iter().any(|&(_, _, gone)| gone);
-                assert!(lost, "P4: an IOTLB has {at:#x}, which nothing maps");
+                assert!(lost, "an IOTLB has {at:#x}, which nothing maps");
             }
-            assert!(self.leaky || view.stale_links() == 0, "P4");
+            assert!(self.leaky || view.stale_links() == 0);
             for (&first, mapped) in &self.model.mapped {
                 let behind = mapped.pinned.as_deref().unwrap();
                 let mut known = None;
@@ -94,7 +94,7 @@ impl<const BATCH: usize> World<BATCH> {
                     known = known.or_else(fresh);
                     let leads =
                         known.map(|leaf| leaf.paddr.wrapping_add(at - leaf.block.start().get()));
-                    assert_eq!(leads, behind.paddr(), "P5: {at:#x}");
+                    assert_eq!(leads, behind.paddr(), "{at:#x}");
                     if let Some(leaf) = known {
                         check_prot(mapped, behind, leaf.prot);
                     }
@@ -119,11 +119,11 @@ impl<const BATCH: usize> World<BATCH> {
         let last = behind.len() - 1;
         for n in [0, last / 2, last] {
             let at = (first + n as u64) << g;
-            assert_eq!(view.translate(at).map(|leaf| leaf.paddr), behind[n].paddr(), "P4, P5");
+            assert_eq!(view.translate(at).map(|leaf| leaf.paddr), behind[n].paddr());
         }
         for page in [first.checked_sub(1), Some(first + behind.len() as u64)] {
             if let Some(page) = page.filter(|page| self.model.overlapping(*page, 1).is_empty()) {
-                assert_eq!(view.translate(page << g), None, "P5: nothing is around a mapping");
+                assert_eq!(view.translate(page << g), None, "nothing is around a mapping");
             }
         }
     }
@@ -133,8 +133,8 @@ impl<const BATCH: usize> World<BATCH> {
         let views = self.watch.views.lock();
         for page in std::mem::take(&mut self.graves) {
             for view in views.iter() {
-                assert_eq!(view.walk(page << self.model.g), None, "P4: {page:#x}");
-                assert_eq!(view.translate(page << self.model.g), None, "P4: {page:#x}");
+                assert_eq!(view.walk(page << self.model.g), None, "{page:#x}");
+                assert_eq!(view.translate(page << self.model.g), None, "{page:#x}");
             }
         }
         let lost = self.model.gone.iter();
@@ -142,7 +142,7 @@ impl<const BATCH: usize> World<BATCH> {
         for page in lost {
             for leaf in views.iter().filter_map(|view| view.translate(page << self.model.g)) {
                 let pins = self.memory.pins(PhysAddr::new(leaf.paddr));
-                assert!(pins != Some(0), "P4: {:#x} is reached and not pinned", leaf.paddr);
+                assert!(pins != Some(0), "{:#x} is reached and not pinned", leaf.paddr);
             }
         }
         if !self.leaky && self.model.mapped.is_empty() {

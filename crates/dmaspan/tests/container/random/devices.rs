@@ -215,11 +215,11 @@ impl<const BATCH: usize> World<BATCH> {
             mapped.vaddr_known = false;
             bytes += mapped.user.count << self.model.g;
         }
-        assert_eq!(result.unwrap(), bytes, "P9");
+        assert_eq!(result.unwrap(), bytes);
         1 + bytes
     }
 
-    /// P8: the memory is another space's now, and another owner's.
+    /// The memory is another space's now, and another owner's.
     pub(crate) fn moves(&mut self, n: u8, space: u8, owner: u8, trouble: Trouble) -> Outcome {
         let Some(first) = self.nth(n) else { return 0 };
         let was = self.model.mapped[&first].clone();

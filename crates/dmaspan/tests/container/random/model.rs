@@ -119,7 +119,7 @@ impl Model {
         (user.first..user.first + user.count).map(at).collect()
     }
 
-    /// P12: what all domains translate and no device has reserved, piece by piece of the space.
+    /// What all domains translate and no device has reserved, piece by piece of the space.
     pub(crate) fn iova_ranges(&self) -> Vec<(u64, u64)> {
         let mut cuts: BTreeSet<u64> = [0].into();
         let mut cut = |start: u64, last: u64| {
@@ -168,7 +168,7 @@ impl Model {
         all
     }
 
-    /// P3: pins by frame, those that there are and those that there may be besides.
+    /// Pins by frame, those that there are and those that there may be besides.
     pub(crate) fn pins(&self) -> (BTreeMap<u64, u32>, BTreeMap<u64, u32>) {
         let (mut pins, mut more) = (BTreeMap::new(), BTreeMap::new());
         let frames = self.mapped.values().flat_map(Mapped::frames).map(|(_, frame)| frame);
@@ -181,7 +181,7 @@ impl Model {
         (pins, more)
     }
 
-    /// P6: pages charged to an owner, at least and at most.
+    /// Pages charged to an owner, at least and at most.
     pub(crate) fn charged(&self, owner: usize) -> (u64, u64) {
         let (whole, part): (Vec<_>, Vec<_>) = self.gone.values().partition(|gone| gone.whole);
         let all = self.mapped.values().chain(whole.into_iter().map(|gone| &gone.was));
@@ -253,7 +253,7 @@ impl Model {
         with.refusals_of_pin(first)
     }
 
-    /// P7: what an unmap of pages takes, or why it is refused.
+    /// What an unmap of pages takes, or why it is refused.
     pub(crate) fn reached(&self, first: u64, count: u64) -> Result<Vec<u64>, Errno> {
         let all = self.overlapping(first, count);
         let live = all.iter().filter(|(_, _, gone)| !gone);

@@ -152,7 +152,7 @@ impl<const BATCH: usize> World<BATCH> {
         }
         let bytes = self.unmapped(&result, &firsts);
         if let Ok(found) = result {
-            assert_eq!(found, bytes, "P9");
+            assert_eq!(found, bytes);
         }
         if matches!(report, Report::Dirty) && refusals.is_empty() && self.model.tracking {
             let only = |n: u64| {
@@ -176,7 +176,7 @@ impl<const BATCH: usize> World<BATCH> {
         self.judge(&result, if may_fail && result.is_err() { &[Errno::EIO] } else { &[] });
         let bytes = self.unmapped(&result, &firsts);
         if let Ok(found) = result {
-            assert_eq!(found, bytes, "P9");
+            assert_eq!(found, bytes);
         }
         outcome(&result, |bytes| bytes >> self.model.g)
     }
@@ -200,7 +200,7 @@ impl<const BATCH: usize> World<BATCH> {
             return 1;
         }
         if !self.excuse.failed {
-            assert_eq!(view.tables(), 0, "P2: what was not attached is gone");
+            assert_eq!(view.tables(), 0, "what was not attached is gone");
         }
         if view.tables() == 0 {
             self.watch.views.lock().retain(|other| !Arc::ptr_eq(other, &view));
@@ -213,7 +213,7 @@ impl<const BATCH: usize> World<BATCH> {
                 let mut was = mapped.clone();
                 was.pinned = Some(self.model.behind(was.user));
                 let place = self.lose_if_gone(first, Gone { was, whole: false });
-                assert!(place != Place::Free, "P2: a mapping is gone");
+                assert!(place != Place::Free, "a mapping is gone");
             } else {
                 mapped.suspect |= self.excuse.failed;
             }
@@ -248,7 +248,7 @@ impl<const BATCH: usize> World<BATCH> {
         if view.tables() == 0 {
             self.watch.views.lock().retain(|other| !Arc::ptr_eq(other, &view));
         } else {
-            assert!(self.leaky, "P2: tables leak");
+            assert!(self.leaky, "tables leak");
         }
         1
     }
@@ -258,7 +258,7 @@ impl<const BATCH: usize> World<BATCH> {
         for first in firsts {
             let was = self.model.mapped[first].clone();
             let place = self.lose_if_gone(*first, Gone { was, whole: true });
-            assert!(place != Place::Free, "P2: a mapping is gone");
+            assert!(place != Place::Free, "a mapping is gone");
             if let Some(mapped) = self.model.mapped.get_mut(first) {
                 mapped.pinned = None;
             }
@@ -302,7 +302,7 @@ impl<const BATCH: usize> World<BATCH> {
         self.judge(&result, &[]);
         let bytes: u64 = parts.iter().map(|(_, run)| run.end - run.start).sum();
         if let Ok(found) = result {
-            assert_eq!(found, bytes << self.model.g, "P9");
+            assert_eq!(found, bytes << self.model.g);
         }
         for (at, run) in parts {
             let was = self.model.mapped.get(&at).cloned();
@@ -359,7 +359,7 @@ impl<const BATCH: usize> World<BATCH> {
         words.iter().fold(1, |mixed, word| (mixed ^ word).rotate_left(7).wrapping_mul(0x9e37_79b9))
     }
 
-    /// P10: what is reported covers what was written, and is mapped and may have been.
+    /// What is reported covers what was written, and is mapped and may have been.
     fn check_bits(
         &self,
         model: &super::model::Model,
@@ -394,7 +394,7 @@ impl<const BATCH: usize> World<BATCH> {
                     (gone && n < count, gone && n < count)
                 }
             };
-            assert!(set || !must, "P10: page {at:#x} was written and is not reported");
+            assert!(set || !must, "page {at:#x} was written and is not reported");
             assert!(!set || may, "page {at:#x} is reported and was not written");
         }
     }

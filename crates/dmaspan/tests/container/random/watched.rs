@@ -22,7 +22,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// P4: a frame that devices reach keeps as many pins as they have ways to it.
+    /// A frame that devices reach keeps as many pins as they have ways to it.
     fn check(&self, pinner: &SimPinner, span: Span) {
         let memory = pinner.memory();
         let leading = self.leading.lock();
@@ -36,7 +36,7 @@ impl Watch {
                 let ways = iovas.iter().filter(leads).count();
                 assert!(
                     ways < usize::try_from(pins).unwrap(),
-                    "P4: {frame:#x} loses a pin of {pins} while devices have {ways} ways to it"
+                    "{frame:#x} loses a pin of {pins} while devices have {ways} ways to it"
                 );
             }
         }

@@ -235,7 +235,7 @@ impl<const BATCH: usize> World<BATCH> {
         self.container.errno(error)
     }
 
-    /// P2: success and failure are the model's. Returns whether it succeeded.
+    /// Success and failure are the model's. Returns whether it succeeded.
     pub(crate) fn judge<T>(&self, result: &Result<T, Failed>, refusals: &[Errno]) -> bool {
         let unsure = self.model.gone.values().any(|gone| !gone.whole);
         match result {

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use comfy_table::Table;
+use dmaspan_cli::series::{SeriesRow, SeriesTable};
 use dmaspan_cli::stats::rounded;
 use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped};
 use serde::{Serialize, Serializer};
@@ -24,6 +25,22 @@ impl Fields {
     pub(crate) fn some(mut self, name: &'static str, value: Option<impl Into<Value>>) -> Self {
         self.0.extend(value.map(|value| (name, value.into())));
         self
+    }
+
+    /// With what the authors of a series measured of this, and what differs there, in words that
+    /// fit a table; as it is where they measured nothing of the kind.
+    pub(crate) fn series<'r>(
+        self,
+        table: &SeriesTable,
+        rows: impl IntoIterator<Item = &'r SeriesRow>,
+        differs: &str,
+    ) -> Self {
+        let values = table.values(rows, &differs.replace('\n', " "));
+        if values.is_empty() {
+            return self;
+        }
+        let series = serde_json::to_value(values).unwrap_or_default();
+        self.and([(".differs", differs.into()), ("series", series)])
     }
 
     fn get(&self, name: &str) -> Option<&Value> {
@@ -53,6 +70,11 @@ impl Fields {
     /// Whether something is so.
     pub(crate) fn is(&self, name: &str) -> bool {
         self.get(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// Whether there is such a field.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.get(name).is_some()
     }
 
     fn cell(&self, name: &str, show: fn(f64) -> String) -> String {

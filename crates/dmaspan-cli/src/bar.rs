@@ -10,7 +10,7 @@ use dmaspan_linux::vfio::{self, DeviceError, Requests};
 use crate::map_plan::BarPlan;
 use crate::measure::since;
 use crate::real_iommu::RealIommu;
-use crate::report::{BarFigures, Both, By, Figures, RealDevice, Report, Row, Times};
+use crate::report::{BarFigures, Both, By, Figures, RealDevice, Report, Row, Times, series_of_bar};
 use crate::run::RunError;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
@@ -48,8 +48,10 @@ pub(crate) fn run(plan: &BarPlan, progress: &Progress) -> Result<Report, RunErro
     report.rows.push(match measure(&iommu, plan, &limits, progress) {
         Ok(figures) => {
             report.size_bytes = figures.bytes;
-            let (by, witness) = (By::Bar(figures), None);
-            Row::Figures(Box::new(Figures { memory, spans: 1, by, verified_bytes: 0, witness }))
+            let series = series_of_bar(figures.bytes, figures.alignment);
+            let (by, witness, verified_bytes) = (By::Bar(figures), None, 0);
+            let figures = Figures { memory, spans: 1, by, verified_bytes, witness, series };
+            Row::Figures(Box::new(figures))
         }
         Err(error) => Row::Failed { memory, failed: error.to_string() },
     });

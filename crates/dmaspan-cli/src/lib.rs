@@ -3,6 +3,7 @@
 //! ```text
 //! program (errors, exit codes) ── options ── size
 //! text, units, json (how reports look) ── stats ── progress
+//! series (what others measured)
 //! machine (what may be used) ── hold, left_over (hugetlb pages, given back however a process ends)
 //! ```
 //!
@@ -18,6 +19,7 @@ pub mod machine;
 pub mod options;
 pub mod program;
 pub mod progress;
+pub mod series;
 pub mod size;
 pub mod stats;
 pub mod text;

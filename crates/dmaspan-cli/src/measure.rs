@@ -14,7 +14,7 @@ use dmaspan_linux::{FrameAddress, FrameSource, Lookup, Memory, MemoryKind, Pinne
 
 use crate::map_plan::MapPlan;
 use crate::pinned::Witness;
-use crate::report::{Both, By, Figures};
+use crate::report::{Both, By, Figures, series_of_memory};
 use dmaspan_cli::hold::HeldPages;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
@@ -121,7 +121,12 @@ pub(crate) fn row<B: Backend>(
     let by = backend.figures(&subject, range, found, &timed, &after_run)?;
     let FirstRun { spans, verified_bytes, witness } = first;
     let (memory, witness) = (kind.name().to_owned(), Some(witness));
-    let figures = Figures { memory, spans, by, verified_bytes, witness };
+    // A software IOMMU's times have no pins of a kernel as it maps in them.
+    let series = match by {
+        By::Requests { .. } => series_of_memory(&memory, bytes, kind.page_size()),
+        _ => Vec::new(),
+    };
+    let figures = Figures { memory, spans, by, verified_bytes, witness, series };
     Ok((figures, subject.not_huge_bytes()))
 }
 

@@ -113,6 +113,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo run --release -p dmaspan-bench -- dma", With("--quick"), AsIs),
     entry("cargo run --release -p dmaspan-bench -- container", With("--quick"), AsIs),
     entry("cargo run --release -p dmaspan-bench -- swiotlb", With("--quick"), AsIs),
+    entry("cargo run --release -p dmaspan-bench -- swiotlb --oversubscribe", With("--quick"), AsIs),
     entry("cargo run --release -p dmaspan-bench -- regbuf", With("--quick --size 64M"), AsIs),
     entry(
         "cargo run --release -p dmaspan-linux --example fixed_copy -- SOURCE TARGET",

@@ -65,8 +65,6 @@ pub(crate) struct Case {
     pub(crate) threads: u64,
     /// How often by page is timed; by span it is the plan's.
     pub(crate) per_page_runs: u32,
-    /// GB/s of Linux itself, before the series for large folios and with it: to map, to unmap.
-    pub(crate) linux: Option<[(f64, f64); 2]>,
 }
 
 /// What `dmaspan-bench container` does.
@@ -113,39 +111,38 @@ impl Plan {
 }
 
 fn cases(memory: u64, runs: u32) -> Vec<Case> {
-    let case = |name, what, linux| {
+    let case = |name, what| {
         let bytes = match what {
             What::Memory { .. } => memory,
             What::Bars { count, gib, .. } => count * gib * GIB,
         };
-        Case { name, what, bytes, threads: 1, per_page_runs: runs, linux }
+        Case { name, what, bytes, threads: 1, per_page_runs: runs }
     };
     let folios = |order, lie| What::Memory { order, lie };
     let bars = |count, gib, leaf_lg2| What::Bars { count, gib, leaf_lg2 };
-    let small = |name, threads| Case { threads, ..case(name, folios(4, Lie::Apart), None) };
-    let huge = Some([(340.2, 596.4), (118.6, 357.6)]);
-    let base = Some([(57.2, 55.5), (51.3, 55.6)]);
-    let gigantic = Some([(310.5, 508.3), (117.3, 352.9)]);
+    let small = |name, threads| Case { threads, ..case(name, folios(4, Lie::Apart)) };
     vec![
-        case("MADV_HUGEPAGE", folios(9, Lie::Fresh), huge),
-        case("2M apart", folios(9, Lie::Apart), None),
-        case("MAP_POPULATE", folios(0, Lie::Apart), base),
-        case("4K in blocks", folios(0, Lie::InBlocks), None),
-        case("HUGETLBFS", folios(18, Lie::Apart), gigantic),
+        case("MADV_HUGEPAGE", folios(9, Lie::Fresh)),
+        case("2M apart", folios(9, Lie::Apart)),
+        case("MAP_POPULATE", folios(0, Lie::Apart)),
+        case("4K in blocks", folios(0, Lie::InBlocks)),
+        case("HUGETLBFS", folios(18, Lie::Apart)),
         small("64K", 1),
         small("threads=1", 1),
         small("threads=2", 2),
         small("threads=4", 4),
-        case("BAR 32G as 1G", bars(1, 32, 30), None),
-        case("BAR 32G as 2M", bars(1, 32, 21), None),
-        case("BAR 32G as 4K", bars(1, 32, 12), None),
+        case("BAR 32G as 1G", bars(1, 32, 30)),
+        case("BAR 32G as 2M", bars(1, 32, 21)),
+        case("BAR 32G as 4K", bars(1, 32, 12)),
         // By page it takes seconds.
-        Case { per_page_runs: 1, ..case("BAR 4x128G as 1G", bars(4, 128, 30), None) },
+        Case { per_page_runs: 1, ..case("BAR 4x128G as 1G", bars(4, 128, 30)) },
     ]
 }
 
 #[cfg(test)]
 mod tests {
+    use dmaspan_cli::series::LARGE_FOLIOS;
+
     use super::*;
 
     fn plan(size: Option<u64>, available: u64) -> Result<Plan, Failed> {
@@ -158,8 +155,10 @@ mod tests {
     fn the_usual_plan_is_that_of_linux_and_its_sizes() {
         let plan = plan(None, 8 * GIB).unwrap();
         assert_eq!((plan.bytes, plan.runs, plan.quick), (16 * GIB, 5, false));
-        let rates = plan.cases.iter().filter(|case| case.linux.is_some()).map(|case| case.name);
-        assert_eq!(rates.collect::<Vec<_>>(), ["MADV_HUGEPAGE", "MAP_POPULATE", "HUGETLBFS"]);
+        for row in LARGE_FOLIOS.rows {
+            let case = plan.cases.iter().find(|case| case.name == row.case);
+            assert_eq!(case.map(|case| case.bytes), Some(16 * GIB), "{}", row.case);
+        }
         let last = plan.cases.last().unwrap();
         assert_eq!((last.bytes, last.per_page_runs), (512 * GIB, 1));
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use comfy_table::Table;
 use dmaspan::Direction;
 use dmaspan::dma::Flush;
+use dmaspan_cli::series::{MAP_PAGES, SeriesRow, Told};
 use dmaspan_cli::stats::{nanoseconds, rounded};
 use dmaspan_cli::text::{QUICK, TIMES, ratio};
 use dmaspan_cli::units;
@@ -47,7 +48,8 @@ pub(super) fn row(case: &Case, [by_page, batched]: &[Measured; 2]) -> Fields {
     let pair = |one: String, other: String| Value::from(format!("{one}/{other}"));
     let times = |map, unmap| pair(micros(average(map)), micros(average(unmap)));
     let size = units::page_size(case.granule * PAGE);
-    Fields::from([
+    let fields = Fields::from([
+        (".by buffer", case.granule.to_string().into()),
         (".label", format!("g={} ({size})", case.granule).into()),
         (".by page", times(&old_map, &old_unmap)),
         (".batched", times(&map, &unmap)),
@@ -80,7 +82,35 @@ pub(super) fn row(case: &Case, [by_page, batched]: &[Measured; 2]) -> Fields {
         // Maps and unmaps that waited for a CPU.
         ("interrupted", (map.interrupted + unmap.interrupted).into()),
         ("per_page_interrupted", (old_map.interrupted + old_unmap.interrupted).into()),
-    ])
+    ]);
+    beside_series(fields, case)
+}
+
+/// With what the series measured of such a buffer, which it did of contiguous ones.
+fn beside_series(fields: Fields, case: &Case) -> Fields {
+    let name = format!("t={} g={}", case.threads, case.granule);
+    let of = |figure| MAP_PAGES.row(&name, figure).filter(|_| case.mode == Mode::Single);
+    let (Some(map), Some(unmap)) = (of("map"), of("unmap")) else { return fields };
+    let told = |told: fn(&SeriesRow) -> Option<Told>| {
+        let [map, unmap] = [map, unmap].map(|row| told(row).map_or(0.0, |told| told.parts().1));
+        Value::from(format!("{map}/{unmap}"))
+    };
+    let [map_faster, unmap_faster] = [map, unmap].map(|row| ratio(row.ratio().unwrap_or(0.0)));
+    let fields = fields.and([
+        (".series_before", told(|row| row.before)),
+        (".series_after", told(|row| row.after)),
+        (".series_faster", format!("{map_faster}/{unmap_faster}").into()),
+    ]);
+    fields.series(&MAP_PAGES, [map, unmap], &differs(case))
+}
+
+/// What is not as it was for the series.
+fn differs(case: &Case) -> String {
+    let cpus = (case.threads > time::cpus()).then(|| plural(time::cpus(), "CPU"));
+    let lazy = (case.flush == Flush::Lazy).then(|| "lazy".to_owned());
+    let delay = (!case.delay.is_zero()).then(|| "delay".to_owned());
+    let all = ["no IOMMU".to_owned()].into_iter().chain(cpus).chain(lazy).chain(delay);
+    all.collect::<Vec<_>>().join(", ")
 }
 
 /// The grid: times of map and unmap together.
@@ -91,6 +121,29 @@ const GRID: &[Column] = &[
     ("commands\nper unmap", ".commands", count),
     ("syncs", ".syncs", count),
 ];
+
+/// The grid of the series beside ours.
+const SERIES: &[Column] = &[
+    ("series, µs\nbefore", ".series_before", count),
+    ("\nwith it", ".series_after", count),
+    ("\nfaster", ".series_faster", count),
+    ("ours\nfaster", ".faster", count),
+    ("differs\nhere", ".differs", count),
+];
+
+/// What the series measured of some rows, beside what they gained here.
+fn series_table<'r>(rows: impl Iterator<Item = &'r Fields>) -> Option<Table> {
+    let rows = rows.filter(|row| row.knows("series"));
+    let lines: Vec<Fields> = rows
+        .map(|row| {
+            let cells =
+                [".series_before", ".series_after", ".series_faster", ".faster", ".differs"];
+            let cells = cells.map(|name| (name, row.word(name).into()));
+            Fields::from([(".label", row.word(".by buffer").into())]).and(cells)
+        })
+        .collect();
+    (!lines.is_empty()).then(|| report::table("pages", SERIES, &lines))
+}
 
 /// The figures of a single case, a line each.
 const FIGURES: &[Column] =
@@ -170,6 +223,9 @@ const LEGEND: &str = "Times are averages of one buffer, from IOVA to release. By
     batched it is one for the range. Buffers, IOVAs, tables (Arm stage 1, 4K pages) and flush \
     queue are real, physical addresses are made of virtual ones, and there is no hardware: \
     commands are counted, and no time has a wait for them in it.";
+const LEGEND_SERIES: &str = "The series' figures are Linux's own, from IOVA to the end of the \
+    IOMMU's work, on an SMMUv3, before map_pages and with it; ours have no IOMMU to wait for. \
+    Compare how many times faster each became, not the times.";
 const LEGEND_SG: &str = "A list has pages that lie apart: by page a call for each to map and one \
     to unmap it, batched one map_list and one unmap_list.";
 const LEGEND_LAZY: &str = "Lazy: unmaps wait and are synced together, by page 256 of a thread, \
@@ -200,6 +256,12 @@ pub(super) fn report(plan: &Plan, rows: Vec<Fields>, clock_ns: u64) -> Report {
         ("clock_ns", clock_ns.into()),
     ]);
     let single = plan.seconds.and(rows.first()).map(figures);
+    let mut threads: Vec<u64> = plan.cases.iter().map(|case| case.threads).collect();
+    threads.dedup();
+    let of_series = threads.iter().map(|threads| {
+        (*threads, series_table(rows.iter().filter(|row| row.has("threads", *threads))))
+    });
+    let of_series: Vec<_> = of_series.collect();
     let sum = |names: [&str; 2]| -> f64 {
         rows.iter().flat_map(|row| names.map(|name| row.number(name))).sum()
     };
@@ -209,17 +271,23 @@ pub(super) fn report(plan: &Plan, rows: Vec<Fields>, clock_ns: u64) -> Report {
     match single {
         Some(table) => report.show(&table),
         None => {
-            let mut threads: Vec<u64> = plan.cases.iter().map(|case| case.threads).collect();
-            threads.dedup();
             for threads in threads {
                 report.say(&plural(threads, "thread"));
                 report.tabulate("buffer", GRID, |row| row.has("threads", threads));
             }
         }
     }
+    for (threads, table) in of_series {
+        if let Some(table) = table {
+            let of = plural(threads, "thread");
+            report.say(&format!("Beside the series for map_pages, map/unmap of {of}"));
+            report.show(&table);
+        }
+    }
     let is_sg = case.mode == Mode::Sg;
     let mut legend = LEGEND.to_owned();
-    for (is_said, more) in [(is_sg, LEGEND_SG), (flush == "lazy", LEGEND_LAZY)] {
+    let said = [(!is_sg, LEGEND_SERIES), (is_sg, LEGEND_SG), (flush == "lazy", LEGEND_LAZY)];
+    for (is_said, more) in said {
         if is_said {
             let _ = write!(legend, " {more}");
         }

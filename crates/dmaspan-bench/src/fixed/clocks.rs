@@ -7,6 +7,7 @@ use dmaspan_cli::stats::nanoseconds;
 use dmaspan_linux::process_cpu_time;
 
 use super::source::Source;
+use super::work::Op;
 use crate::time::{Begun, Meter};
 
 /// What a run took, in nanoseconds, and how many requests the disk got.
@@ -22,6 +23,7 @@ pub(crate) struct Taken {
 /// All clocks at the beginning of a run.
 pub(crate) struct Clocks<'a> {
     source: &'a Source,
+    op: Op,
     requests: Option<u64>,
     idle: Option<Idle>,
     cpu: Duration,
@@ -31,10 +33,10 @@ pub(crate) struct Clocks<'a> {
 
 impl<'a> Clocks<'a> {
     /// Starts them.
-    pub(crate) fn start(source: &'a Source) -> Self {
+    pub(crate) fn start(source: &'a Source, op: Op) -> Self {
         let meter = Meter::of_this_thread();
-        let (requests, idle, cpu) = (source.disk_reads(), idle(), process_cpu_time());
-        Self { source, requests, idle, cpu, begun: meter.begin(), meter }
+        let (requests, idle, cpu) = (source.disk_requests(op), idle(), process_cpu_time());
+        Self { source, op, requests, idle, cpu, begun: meter.begin(), meter }
     }
 
     /// Reads them.
@@ -45,7 +47,7 @@ impl<'a> Clocks<'a> {
             let idle = after.time.saturating_sub(before.time);
             (wall * after.cpus).saturating_sub(idle)
         });
-        let requests = self.requests.zip(self.source.disk_reads());
+        let requests = self.requests.zip(self.source.disk_requests(self.op));
         Taken {
             wall: took.ns(),
             thread: took.cpu_ns,

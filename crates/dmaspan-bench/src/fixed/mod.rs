@@ -1,4 +1,4 @@
-//! `dmaspan-bench fixed`: reads of this machine's kernel into registered and plain buffers.
+//! `dmaspan-bench fixed`: reads and writes of this machine's kernel, of registered and plain buffers.
 //!
 //! ```text
 //! plan (source, depth) ──► work (pool, ring): check, then runs of both ways in turn ──► report
@@ -26,7 +26,8 @@ use crate::report::Report;
 ///
 /// Where there is no memory or no ring, a read failed, or the ways differ.
 pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
-    progress.begin("reads, fixed and plain".to_owned(), 2 * u64::from(plan.runs) + 1);
+    let turns = (plan.ops.len() * WAYS.len()) as u64;
+    progress.begin("fixed and plain".to_owned(), turns * u64::from(plan.runs) + 1);
     // Dropped last: the number of pages is lowered when they are back.
     let held = HeldPages::for_memory(plan.memory, plan.memory_bytes());
     let held = held.map_err(|error| Failed::new(format_args!("{error}; --memory thp needs none")));
@@ -37,14 +38,18 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     }
     reader.check()?;
     progress.advance(1);
-    let mut taken = WAYS.map(|_| Vec::new());
-    for run in 0..plan.runs {
-        for turn in 0..WAYS.len() {
-            // The way that is first in one run is later in the next.
-            let place = (turn + usize::try_from(run).unwrap_or(0)) % WAYS.len();
-            taken[place].push(reader.run(WAYS[place], run)?);
-            progress.advance(1);
+    let mut rows = Vec::new();
+    for &op in plan.ops {
+        let mut taken = WAYS.map(|_| Vec::new());
+        for run in 0..plan.runs {
+            for turn in 0..WAYS.len() {
+                // The way that is first in one run is later in the next.
+                let place = (turn + usize::try_from(run).unwrap_or(0)) % WAYS.len();
+                taken[place].push(reader.run(op, WAYS[place], run)?);
+                progress.advance(1);
+            }
         }
+        rows.extend(WAYS.iter().zip(&taken).map(|(way, taken)| report::row(plan, op, *way, taken)));
     }
-    Ok(report::report(plan, &reader, &taken))
+    Ok(report::report(plan, &reader, rows))
 }

@@ -4,6 +4,7 @@ use dmaspan_linux::MemoryKind;
 
 use super::args::FixedArgs;
 use super::source::Source;
+use super::work::Op;
 use crate::failed::Failed;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::size::ByteSize;
@@ -29,6 +30,8 @@ pub(crate) struct Plan {
     /// Bytes of memory for a read: whole pages.
     pub(crate) buffer: u64,
     pub(crate) runs: u32,
+    /// Reads, or reads and writes.
+    pub(crate) ops: &'static [Op],
     /// What is not as a user would expect.
     pub(crate) notes: Vec<String>,
 }
@@ -40,7 +43,8 @@ impl Plan {
     ///
     /// What cannot be done, and what can.
     pub(crate) fn new(args: &FixedArgs, machine: &Machine) -> Result<Self, Failed> {
-        let source = Source::open(&args.path)?;
+        let ops: &[Op] = if args.write { &[Op::Read, Op::Write] } else { &[Op::Read] };
+        let source = Source::open(&args.path, ops)?;
         let unit = source.limits().map_or(SECTOR, |limits| limits.logical_block_size.max(SECTOR));
         let block = args.block.bytes();
         let block_len = match usize::try_from(block) {
@@ -79,7 +83,7 @@ impl Plan {
             None if u64::from(depth) > fits / 2 => {
                 let less = u32::try_from((fits / 2).max(1)).unwrap_or(depth);
                 notes.push(format!(
-                    "{less} reads at a time, as {} of memory are available",
+                    "{less} at a time, not 64, as {} of memory are available",
                     ByteSize::new(available)
                 ));
                 less
@@ -87,7 +91,7 @@ impl Plan {
             _ => depth,
         };
         let (count, memory, runs) = (args.count, args.memory, args.runs);
-        Ok(Self { source, block, block_len, depth, count, memory, buffer, runs, notes })
+        Ok(Self { source, block, block_len, depth, count, memory, buffer, runs, ops, notes })
     }
 
     /// Bytes of all buffers.
@@ -118,6 +122,7 @@ pub(super) mod tests {
             memory: MemoryKind::Base,
             buffer: block,
             runs: 1,
+            ops: &[Op::Read],
             notes: Vec::new(),
         }
     }
@@ -131,6 +136,7 @@ pub(super) mod tests {
             count: 1,
             memory: MemoryKind::Memfd,
             runs: 1,
+            write: false,
         };
         Plan::new(&args, &Machine::with_available(available))
     }

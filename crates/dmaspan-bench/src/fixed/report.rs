@@ -2,20 +2,23 @@
 
 use std::fs;
 
+use comfy_table::Table;
+use dmaspan_cli::series::{FIXED_BUFFERS, SeriesRow};
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::stats::{median, rounded};
 use dmaspan_cli::units::{fine_time, page_size, three_digits};
+use serde_json::Value;
 
 use super::clocks::Taken;
 use super::plan::Plan;
-use super::work::{Reader, WAYS, Way};
+use super::work::{Op, Reader, Way};
 use crate::args::name_of;
-use crate::report::{Column, Fields, Report, plural};
+use crate::report::{self, Column, Fields, Report, plural};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// A way to read: medians for one read.
-fn row(plan: &Plan, way: Way, taken: &[Taken]) -> Fields {
+/// An operation one way: medians for one of them.
+pub(super) fn row(plan: &Plan, op: Op, way: Way, taken: &[Taken]) -> Fields {
     let count = plan.count.max(1);
     let each = |of: fn(&Taken) -> u64| median(&taken.iter().map(of).collect::<Vec<_>>());
     let every = |of: fn(&Taken) -> Option<u64>| {
@@ -25,8 +28,10 @@ fn row(plan: &Plan, way: Way, taken: &[Taken]) -> Fields {
     let wall = each(|taken| taken.wall);
     let rate = count as f64 / (wall.max(1) as f64 / 1e9);
     let requests = every(|taken| taken.requests);
-    Fields::from([
+    let fields = Fields::from([
+        (".section", format!("A {}", name_of(&op).to_uppercase()).into()),
         (".label", name_of(&way).into()),
+        ("op", name_of(&op).into()),
         ("way", name_of(&way).into()),
         ("reads_per_s", rounded(rate).into()),
         ("gib_per_s", rounded(rate * plan.block as f64 / GIB).into()),
@@ -35,11 +40,56 @@ fn row(plan: &Plan, way: Way, taken: &[Taken]) -> Fields {
         ("cpu_ns", (each(|taken| taken.cpu) / count).into()),
         ("busy_ns", every(|taken| taken.busy).map(|ns| ns / count).into()),
         ("requests", requests.map(|requests| rounded(requests as f64 / count as f64)).into()),
-    ])
+    ]);
+    match way {
+        Way::Fixed => {
+            fields.series(&FIXED_BUFFERS, FIXED_BUFFERS.of(series_case(op)), &differs(plan))
+        }
+        Way::Plain => fields,
+    }
 }
 
-const READ: &[Column] = &[
-    ("\nreads/s", "reads_per_s", three_digits),
+/// What fio calls it.
+const fn series_case(op: Op) -> &'static str {
+    match op {
+        Op::Read => "randread",
+        Op::Write => "randwrite",
+    }
+}
+
+/// What is not as it was for the series.
+fn differs(plan: &Plan) -> String {
+    let depth = (plan.depth != 64).then(|| format!("{} at a time", plan.depth));
+    let block = (plan.block != 8 << 20).then(|| format!("blocks of {}", ByteSize::new(plan.block)));
+    let page = plan.memory.page_size();
+    let page = (page != 2 << 20).then(|| format!("pages of {}", page_size(page)));
+    let all =
+        ["CPU times, no profile".to_owned()].into_iter().chain(depth).chain(block).chain(page);
+    all.collect::<Vec<_>>().join(", ")
+}
+
+/// The profile of the series.
+fn series_table(plan: &Plan) -> Table {
+    let lines: Vec<Fields> = FIXED_BUFFERS
+        .of("randread")
+        .map(|row| {
+            let share = |op| {
+                let shown = FIXED_BUFFERS.row(series_case(op), row.figure).map(SeriesRow::shown);
+                Value::from(shown.unwrap_or_default())
+            };
+            let (read, write) = (share(Op::Read), share(Op::Write));
+            Fields::from([(".label", row.figure.into()), ("read", read), ("write", write)])
+        })
+        .collect();
+    let columns = plan.ops.iter().map(|op| match op {
+        Op::Read => ("series, % of cycles\nrandread", "read", three_digits as fn(f64) -> String),
+        Op::Write => ("\nrandwrite", "write", three_digits as fn(f64) -> String),
+    });
+    report::table("", &columns.collect::<Vec<_>>(), &lines)
+}
+
+const FIGURES: &[Column] = &[
+    ("\nI/Os/s", "reads_per_s", three_digits),
     ("\nGiB/s", "gib_per_s", three_digits),
     ("\ntime", "wall_ns", fine_time),
     ("CPU time\nthread", "thread_ns", fine_time),
@@ -49,13 +99,18 @@ const READ: &[Column] = &[
 ];
 
 const LEGEND: &str = "Fixed: buffers registered with the ring. Plain: the same buffers by their \
-    addresses, pinned for each read. Thread is what submits and waits; process has the kernel's \
+    addresses, pinned for each I/O. Thread is what submits and waits; process has the kernel's \
     threads for it too; machine is all time in which a CPU was not idle, for whatever.";
 
-const DONE: &str = "both ways read the same bytes";
+const LEGEND_SERIES: &str = "The series: shares of all cycles in a profile of fio with fixed buffers \
+    (8M, 64 at a time, four pages of 2M), before it → with it. This program has no profiler: \
+    compare how CPU times and requests of fixed and plain I/Os differ between kernels before 6.12 \
+    and after.";
+
+const DONE: &str = "both ways moved the same bytes";
 
 /// All of it.
-pub(super) fn report(plan: &Plan, reader: &Reader<'_>, taken: &[Vec<Taken>; 2]) -> Report {
+pub(super) fn report(plan: &Plan, reader: &Reader<'_>, rows: Vec<Fields>) -> Report {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let (kernel, source, page) = (kernel.trim(), &plan.source, plan.memory.page_size());
     let (path, pages) = (source.path.display().to_string(), plan.buffer / page);
@@ -79,16 +134,20 @@ pub(super) fn report(plan: &Plan, reader: &Reader<'_>, taken: &[Vec<Taken>; 2]) 
     ]);
     let notes = (!plan.notes.is_empty()).then(|| plan.notes.clone());
     let tail = Fields::default().some("notes", notes);
-    let rows = WAYS.iter().zip(taken).map(|(way, taken)| row(plan, *way, taken)).collect();
     let [block, size] = [plan.block, source.len].map(ByteSize::new);
     let title = format!(
-        "Direct reads of {block} at random places of {path} ({size}), {} at a time, Linux \
-         {kernel}: medians of {} × {} reads each way",
-        plan.depth, plan.runs, plan.count
+        "Direct {} of {block} at random places of {path} ({size}), {} at a time, Linux {kernel}: \
+         medians of {} × {} each way",
+        if plan.ops.contains(&Op::Write) { "reads and writes" } else { "reads" },
+        plan.depth,
+        plan.runs,
+        plan.count
     );
     let mut report = Report::new([head, tail], rows, &title, DONE);
-    report.tabulate("A READ", READ, |_| true);
+    report.tabulate("", FIGURES, |_| true);
+    report.show(&series_table(plan));
     report.say(LEGEND);
+    report.say(LEGEND_SERIES);
     let (buffers, pages) = (plural(reader.buffers().into(), "buffer"), plural(pages, "page"));
     let page = page_size(page);
     report.note(format!("{buffers} of {pages} of {page}, {memory} memory, {registration}"));
@@ -105,13 +164,13 @@ pub(super) fn report(plan: &Plan, reader: &Reader<'_>, taken: &[Vec<Taken>; 2]) 
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
     #[test]
     fn a_row_is_for_one_read_and_says_nothing_where_a_run_had_nothing() {
-        let row = |cpus: [Option<u64>; 2]| {
+        let row = |op, cpus: [Option<u64>; 2]| {
             let taken = cpus.map(|busy| Taken {
                 wall: 2_000_000_000,
                 thread: 400,
@@ -119,17 +178,17 @@ mod tests {
                 busy,
                 requests: Some(34),
             });
-            super::row(&super::super::plan::tests::example(8 << 20, 2), Way::Fixed, &taken)
+            super::row(&super::super::plan::tests::example(8 << 20, 2), op, Way::Plain, &taken)
         };
-        let both = row([Some(10), Some(30)]);
+        let both = row(Op::Write, [Some(10), Some(30)]);
         let both = serde_json::to_value(both).unwrap();
         assert_eq!(
             both,
             json!({
-                "way": "fixed", "wall_ns": 1_000_000_000, "thread_ns": 200, "cpu_ns": 400,
+                "op": "write", "way": "plain", "wall_ns": 1_000_000_000, "thread_ns": 200, "cpu_ns": 400,
                 "busy_ns": 10, "requests": 17.0, "reads_per_s": 1.0, "gib_per_s": 0.008,
             })
         );
-        assert!(row([Some(10), None]).has("busy_ns", Value::Null));
+        assert!(row(Op::Read, [Some(10), None]).has("busy_ns", Value::Null));
     }
 }

@@ -1,4 +1,4 @@
-//! What is read: a file or a disk, and what the kernel says of it.
+//! What is read or written: a file or a disk, and what the kernel says of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::work::Op;
 use crate::failed::Failed;
 
 /// The words of an error, without its number.
@@ -27,7 +28,10 @@ fn advice(error: &io::Error) -> &'static str {
 const NOT_DIRECT: &str = "its file system has no direct I/O (O_DIRECT): name a file on ext4, xfs \
     or btrfs, or a disk like /dev/nvme0n1";
 
-/// Something to read, past the page cache.
+const IN_USE: &str = "somebody uses the disk, as a file system that is mounted does: --write takes \
+    one that nobody needs";
+
+/// Something to read or write, past the page cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub(crate) file: Arc<File>,
@@ -48,12 +52,13 @@ pub(crate) struct Limits {
 }
 
 impl Source {
-    /// Opens it for direct reads.
+    /// Opens it for direct reads, or also for writes: then a disk must have no other user, as one
+    /// that is mounted has.
     ///
     /// # Errors
     ///
     /// What it is that cannot be read so, and what can.
-    pub(crate) fn open(path: &Path) -> Result<Self, Failed> {
+    pub(crate) fn open(path: &Path, ops: &[Op]) -> Result<Self, Failed> {
         let of = |words: &str| Failed::new(format_args!("{}: {words}", path.display()));
         let failed = |error: io::Error| of(&(words(&error) + advice(&error)));
         // Before it is opened: a pipe would wait for its other end.
@@ -64,9 +69,13 @@ impl Source {
             () if kind.is_block_device() => metadata.rdev(),
             () => return Err(of("neither a file nor a disk: name one")),
         };
-        let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        // Of a disk O_EXCL means that nobody else has it, a file system among them (open(2)).
+        let (is_disk, write) = (kind.is_block_device(), ops.contains(&Op::Write));
+        let flags = libc::O_DIRECT | if write && is_disk { libc::O_EXCL } else { 0 };
+        let opened = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
         let mut file = opened.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => of(NOT_DIRECT),
+            io::ErrorKind::ResourceBusy => of(IN_USE),
             _ => failed(error),
         })?;
         // Of a disk the metadata has no length.
@@ -94,16 +103,20 @@ impl Source {
         })
     }
 
-    /// How many reads its disk has done, for whomever.
-    pub(crate) fn disk_reads(&self) -> Option<u64> {
-        first_number(&fs::read_to_string(self.disk.as_ref()?.join("stat")).ok()?)
+    /// How many reads or writes its disk has done, for whomever.
+    pub(crate) fn disk_requests(&self, op: Op) -> Option<u64> {
+        done(&fs::read_to_string(self.disk.as_ref()?.join("stat")).ok()?, op)
     }
 }
 
-/// The first number of a line: of a disk's `stat`, the reads that are done
+/// Of a disk's `stat`, the reads or the writes that are done: the first number, or the fifth
 /// (Documentation/block/stat.rst).
-fn first_number(text: &str) -> Option<u64> {
-    text.split_whitespace().next()?.parse().ok()
+fn done(text: &str, op: Op) -> Option<u64> {
+    let place = match op {
+        Op::Read => 0,
+        Op::Write => 4,
+    };
+    text.split_whitespace().nth(place)?.parse().ok()
 }
 
 /// The folder of the disk that a device number is of, or of a part of it.
@@ -132,16 +145,17 @@ mod tests {
         }
         assert_eq!(disk_of(&root, libc::makedev(259, 2)), None);
         fs::remove_dir_all(root).unwrap();
-        assert_eq!(first_number("     149       27     8352      116\n"), Some(149));
+        let line = "     149       27     8352      116    7    3    80    12\n";
+        assert_eq!((done(line, Op::Read), done(line, Op::Write)), (Some(149), Some(7)));
     }
 
     #[test]
     fn what_is_neither_a_file_nor_a_disk_is_not_opened() {
         for path in ["/dev/null", "/proc"] {
-            let error = Source::open(Path::new(path)).unwrap_err();
+            let error = Source::open(Path::new(path), &[Op::Write]).unwrap_err();
             assert!(error.to_string().contains("neither a file nor a disk"), "{error}");
         }
-        let error = Source::open(Path::new("/nowhere")).unwrap_err();
+        let error = Source::open(Path::new("/nowhere"), &[Op::Read]).unwrap_err();
         assert!(error.to_string().ends_with("name a file or a disk that is there"), "{error}");
     }
 }

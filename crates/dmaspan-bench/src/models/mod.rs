@@ -3,8 +3,9 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`type1_before`] | the VFIO container as Linux 6.15 had it |
-//! | [`swiotlb_before`] | the bounce pool as Linux 5.19 had it |
+//! | [`type1_before`] | the VFIO container as Linux 6.14 had it |
+//! | [`swiotlb_before`] | the bounce pool as Linux 5.19 had it, and patch by patch |
+//! | [`spin`] | locks that spin, as a kernel's do |
 //! | [`regbuf_before`] | registered buffers as Linux's io_uring keeps them |
 //! | [`unwalked`] | page tables that no hardware walks, divided among threads |
 //! | [`replay`] | a pinner that has pinned already |
@@ -15,6 +16,7 @@ pub(crate) mod regbuf_before;
 pub(crate) mod replay;
 pub(crate) mod simulated;
 pub(crate) mod slots;
+pub(crate) mod spin;
 pub(crate) mod swiotlb_before;
 pub(crate) mod type1_before;
 pub(crate) mod unwalked;

@@ -84,6 +84,7 @@ fn measure(plan: &Plan, case: &Case, progress: &Progress) -> Result<Fields, Fail
     check::descriptors(&mut by_page, &mut by_segment, &ios)?;
     progress.advance(1);
 
+    let counted = [by_page.scatter(ios[0])?, by_segment.scatter(ios[0])?];
     let (mut folio, mut stores) = (Series::default(), Series::default());
     let mut places = vec![0; entries];
     for _ in 0..plan.effort.rounds {
@@ -102,7 +103,7 @@ fn measure(plan: &Plan, case: &Case, progress: &Progress) -> Result<Fields, Fail
         })?;
         progress.advance(1);
     }
-    let row = report::row(case, ground, counts, [&old, &new], [&folio, &stores]);
+    let row = report::row(case, ground, counts, [&old, &new], [&folio, &stores], counted);
     [pages, single, linux72].into_iter().for_each(|buffer| before.end(buffer));
     Ok(row)
 }

@@ -1,19 +1,22 @@
 //! What came of `dmaspan-bench regbuf`, for people and for programs.
 
+use comfy_table::Table;
 use dmaspan::PhysAddr;
 use dmaspan::regbuf::{Buffer, Node};
+use dmaspan_cli::series::{FIXED_BUFFERS, SeriesRow};
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::stats::rounded;
 use dmaspan_cli::text::{QUICK, TIMES, ratio};
 use dmaspan_cli::units::fine_time;
 use serde_json::Value;
 
+use super::args::RegbufCase;
 use super::ground::Ground;
 use super::plan::{Case, Plan};
 use super::timing::Measured;
 use crate::args::name_of;
 use crate::models::regbuf_before::BufferBefore;
-use crate::report::{Column, Fields, Report, count, plural, speedup};
+use crate::report::{self, Column, Fields, Report, count, plural, speedup};
 use crate::time::Series;
 
 /// How many pieces a buffer is kept in, page by page, as two ages of Linux coalesced and now, and
@@ -51,6 +54,7 @@ pub(super) fn row(
     counts: [(&'static str, Value); 10],
     [old, new]: [&Measured; 2],
     [linux72, stores]: [&Series; 2],
+    entries: [usize; 2],
 ) -> Fields {
     let ns = |series: &Series| Value::from(rounded(series.each()));
     let faster =
@@ -67,7 +71,9 @@ pub(super) fn row(
     let fields = fields.some("why_model", ground.why_model.as_deref());
     let fields =
         fields.and([("size", case.bytes.into()), ("not_huge_bytes", ground.not_huge.into())]);
-    fields.and(counts).and([
+    let fields = fields.and(counts).and([
+        ("entries_per_page", entries[0].into()),
+        ("entries", entries[1].into()),
         ("register_per_page_ns", ns(&old.register)),
         ("register_ns", ns(&new.register)),
         ("kernel_register_ns", ground.kernel_ns.into()),
@@ -84,8 +90,57 @@ pub(super) fn row(
         ("per_page_prp_ns", ns(&old.prp)),
         ("prp_ns", ns(&new.prp)),
         ("prp_stores_ns", ns(stores)),
-    ])
+    ]);
+    if case.name != RegbufCase::FourHuge {
+        return fields;
+    }
+    fields.series(&FIXED_BUFFERS, FIXED_BUFFERS.rows, DIFFERS)
 }
+
+/// What is not as it was for the series, whose shares no benchmark without a disk has.
+const DIFFERS: &str = "no disk: times and counts of one I/O's steps, not shares of all cycles";
+
+/// What a symbol of the series' profile does, and which figures of ours are of the same work: by
+/// page and now.
+const STEPS: [(&str, &str, [&str; 2]); 5] = [
+    ("__blk_rq_map_sg", "entries", ["per_page_descriptor_ns", "descriptor_ns"]),
+    ("dma_direct_map_sg", "in entries", ["", ""]),
+    ("dma_pool_alloc", "SGL", ["per_page_sgl_ns", "sgl_ns"]),
+    ("sg_next", "entries made", ["entries_per_page", "entries"]),
+    ("dma_map_page_attrs", "none", ["", ""]),
+];
+
+/// The profile of the series, and beside each of its lines our steps that do the same work.
+fn series_table(row: &Fields) -> Table {
+    let lines = STEPS.map(|(symbol, step, ours)| {
+        let share = |case| {
+            let row = FIXED_BUFFERS.row(case, symbol);
+            Value::from(row.map_or_else(String::new, SeriesRow::shown))
+        };
+        let show = if step == "entries made" { count } else { fine_time };
+        let [by_page, now] = ours.map(|name| {
+            let shown = row.knows(name).then(|| show(row.number(name)));
+            Value::from(shown.unwrap_or_default())
+        });
+        Fields::from([
+            (".label", symbol.into()),
+            ("randread", share("randread")),
+            ("randwrite", share("randwrite")),
+            ("step", step.into()),
+            ("by page", by_page),
+            ("now", now),
+        ])
+    });
+    report::table("of 8m-4x2m", SERIES, &lines)
+}
+
+const SERIES: &[Column] = &[
+    ("series, %\nrandread", "randread", count),
+    ("\nrandwrite", "randwrite", count),
+    ("ours\nstep", "step", count),
+    ("\nby page", "by page", count),
+    ("\nnow", "now", count),
+];
 
 const COUNTS: &[Column] = &[
     ("pieces\nby page", "segments_per_page", count),
@@ -144,6 +199,12 @@ const LEGEND_TIMES: &str = "Register makes that of memory that is pinned already
     those of a scatter list for an I/O of 8 MiB at a random offset (in 8m-4x2m all of it), its \
     import included. PRPs take one entry for each page: stores is a loop that writes as many \
     addresses and does nothing else.";
+const LEGEND_SERIES: &str = "The series' shares are of all cycles while fio reads or writes a real \
+    disk, before it → with it. Ours have no disk. Entries are the import, the scatter list and its \
+    mapping for the device together; SGL is the same and the list that a controller reads, in \
+    memory that is there already. By page neighbours become one entry while entries are made, so \
+    there are no more of them than now: what sg_next took is not repeated, and nothing here \
+    calls dma_map_page_attrs.";
 const MIXED: &str = "mixed is by huge pages and by base pages in turn, 2 MiB each";
 const APART: &str =
     "this machine's frames are often neighbours; --model shows what is left where none are";
@@ -171,16 +232,22 @@ pub(super) fn report(plan: &Plan, rows: Vec<Fields>) -> Report {
     let has = |name: &str, word: &str| rows.iter().any(|row| row.word(name) == word);
     let (is_model, is_real) = (has("frames", "model"), has("frames", "physical"));
     let is_mixed = has("case", "mixed");
+    let of_series = rows.iter().find(|row| row.knows("series")).map(series_table);
     let mut report = Report::new([head, tail], rows, &title, DONE);
     report.tabulate("KEPT AS", COUNTS, |_| true);
     report.tabulate("TIMES", REGISTERING, |_| true);
     report.tabulate("8 MiB I/O", ENTRIES, |_| true);
     report.tabulate("NVMe I/O", NVME, |_| true);
+    let is_beside = of_series.is_some();
+    of_series.iter().for_each(|table| report.show(table));
     if is_model {
         report.say(STARRED);
     }
     report.say(LEGEND);
     report.say(LEGEND_TIMES);
+    if is_beside {
+        report.say(LEGEND_SERIES);
+    }
     report.note(if plan.quick { QUICK } else { TIMES });
     if is_mixed {
         report.note(MIXED);

@@ -21,9 +21,16 @@ overwritten the device says that it wrote all of the buffer, so that nothing is
 copied in; vanilla cannot. Then come pairs (a buffer mapped and unmapped) and
 bursts (so many mapped and then unmapped) of reads, with copies and without.
 
+Reads and writes are also measured with each patch of the series alone, and with
+all three, over vanilla: the lock split by areas (lock), free slots in a bitmap
+(bitmap), and the slots released last taken first (order).
+
 Pools, locks and copies are real, in memory of this process. There is no device
 and no driver: an I/O is the map and the unmap of its buffer, which takes less
-than the I/O of a guest, and gains more. There are never more jobs than CPUs.
+than the I/O of a guest, and gains more. There are no more jobs than CPUs, but
+for --oversubscribe: then jobs are CPUs of a guest that has more of them than
+its host, and locks spin, as a kernel's do. So who waits for a lock whose holder
+has no CPU uses its own for nothing.
 
 With --format json each row has
   case, threads       what is done, and by how many at once
@@ -33,12 +40,18 @@ With --format json each row has
                       vanilla_ before them those of vanilla
   cpu_ns, vanilla_cpu_ns
                       CPU time of an I/O
+  vanilla_cpu_percent, cpu_percent
+                      CPU time of all jobs, by the time: 100 is one CPU
+  patches             of reads and writes, for lock, bitmap, order and all: ns,
+                      cpu_ns, kiops and mbps
+  area_high_water     bytes that each area of now held at most
 and where instructions can be counted instructions and vanilla_instructions, of
-an I/O.";
+an I/O. growth has the CPU time of an I/O of the most jobs by that of one.";
 
 pub(crate) const SWIOTLB_EXAMPLES: &str = "\
 Examples:
-  dmaspan-bench swiotlb                        everything, in half a minute
+  dmaspan-bench swiotlb                        everything, in a minute
+  dmaspan-bench swiotlb --oversubscribe        four jobs for each CPU
   dmaspan-bench swiotlb --block 64K --jobs 2   the first tables of larger I/Os
   dmaspan-bench swiotlb --quick --format json  a look at everything, for scripts
 
@@ -54,6 +67,17 @@ pub(crate) struct SwiotlbArgs {
     #[arg(long, verbatim_doc_comment, value_name = "N,...", value_delimiter = ',')]
     #[arg(value_parser = Whole("--jobs", 1..=1024))]
     pub(crate) jobs: Vec<u64>,
+
+    /// More jobs than CPUs, and locks that spin; the first
+    /// tables alone [default jobs: 1 and four for each CPU]
+    #[arg(long, verbatim_doc_comment)]
+    pub(crate) oversubscribe: bool,
+
+    /// Areas of the pools that have some: up to 128
+    /// [default: CPUs, or with --oversubscribe the most jobs]
+    #[arg(long, verbatim_doc_comment, value_name = "N")]
+    #[arg(value_parser = Whole("--areas", 1..=128))]
+    pub(crate) areas: Option<u64>,
 
     /// Buffers that a job has out, in the first tables
     #[arg(long, value_name = "N", default_value = "256")]

@@ -102,11 +102,13 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    use dmaspan_linux::Memory;
+    use dmaspan_linux::{Memory, UserPlatform};
 
     use super::super::plan::Order;
     use super::super::work;
     use super::*;
+    use crate::models::spin::Spinning;
+    use crate::models::swiotlb_before::Patches;
     use crate::swiotlb::load::{self, Measured};
 
     const CASE: Case = Case {
@@ -203,13 +205,26 @@ mod tests {
 
     /// The pool of dmaspan with a fault.
     fn now(fault: Fault, case: &Case) -> Result<(), Failed> {
-        turn(work::now::<true>(POOL, 2).unwrap(), fault, case)
+        turn(work::now::<true, _>(POOL, 2, UserPlatform).unwrap(), fault, case)
     }
 
-    /// Both pools without one.
+    /// All pools without one.
     fn are_right<const COPIED: bool>(case: &Case) {
-        turn(work::vanilla::<COPIED>(POOL).unwrap(), Fault::None, case).unwrap();
-        turn(work::now::<COPIED>(POOL, 2).unwrap(), Fault::None, case).unwrap();
+        for (areas, bitmap, latest) in [
+            (1, false, false),
+            (2, false, false),
+            (1, true, false),
+            (1, false, true),
+            (2, true, true),
+        ] {
+            let patches = Patches { areas, bitmap, latest };
+            let pool = work::before::<COPIED, Spinning>(POOL, patches).unwrap();
+            turn(pool, Fault::None, case).unwrap();
+        }
+        let vanilla = work::before::<COPIED, UserPlatform>(POOL, Patches::NONE).unwrap();
+        turn(vanilla, Fault::None, case).unwrap();
+        turn(work::now::<COPIED, _>(POOL, 2, Spinning).unwrap(), Fault::None, case).unwrap();
+        turn(work::now::<COPIED, _>(POOL, 2, UserPlatform).unwrap(), Fault::None, case).unwrap();
     }
 
     #[test]
@@ -238,7 +253,7 @@ mod tests {
         // Nothing is copied where it should be.
         for direction in [Direction::ToDevice, Direction::FromDevice] {
             let case = Case { direction, ..CASE };
-            let uncopied = work::now::<false>(POOL, 2).unwrap();
+            let uncopied = work::now::<false, _>(POOL, 2, UserPlatform).unwrap();
             let found = turn(uncopied, Fault::None, &case).unwrap_err();
             assert!(found.to_string().contains("after a turn, in a slot"), "{found}");
         }

@@ -1,11 +1,12 @@
 //! What is measured: the cases, and how long.
 
 use dmaspan::Direction;
-use dmaspan::swiotlb::Fill;
+use dmaspan::swiotlb::{Fill, MAX_AREAS};
 
 use super::args::SwiotlbArgs;
 use crate::args::sorted;
 use crate::failed::Failed;
+use crate::models::swiotlb_before::Patches;
 use crate::time::Effort;
 use dmaspan_cli::size::ByteSize;
 
@@ -19,6 +20,9 @@ const MOST_BLOCK: u64 = 256 << 10;
 /// Slots are multiples of this.
 const SLOT: u64 = 2048;
 
+/// Jobs for each CPU where they share CPUs.
+const CROWD: u64 = 4;
+
 /// The most jobs of the first tables, if nobody says: those of the series.
 const USUAL_JOBS: u64 = 4;
 
@@ -30,6 +34,9 @@ pub(crate) enum Order {
     /// All are mapped, then all are unmapped, the oldest first.
     Burst,
 }
+
+/// The names of the patches, alone and together.
+pub(crate) const PATCHES: [&str; 4] = ["lock", "bitmap", "order", "all"];
 
 /// One line of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +74,8 @@ impl Case {
 /// The first tables, pairs and bursts, and anything that is only to be seen to work.
 const QUEUE: Effort = Effort::new(9, 100_000);
 const BURST: Effort = Effort::new(9, 40_000);
+/// Where jobs share CPUs: turns in which each has its CPU many times.
+const SHARED: Effort = Effort::new(7, 500_000);
 const QUICK: Effort = Effort::new(1, 2000);
 
 /// What is measured.
@@ -75,6 +84,10 @@ pub(crate) struct Plan {
     /// Bytes of each pool.
     pub(crate) pool: u64,
     pub(crate) cpus: u64,
+    /// Of the pools that have some.
+    pub(crate) areas: u64,
+    /// Whether jobs are more than CPUs, and locks spin.
+    pub(crate) oversubscribed: bool,
     /// Of the first tables.
     pub(crate) iodepth: u64,
     pub(crate) block: u64,
@@ -93,10 +106,12 @@ impl Plan {
     /// What cannot be done, and what can.
     pub(crate) fn new(args: &SwiotlbArgs, cpus: u64) -> Result<Self, Failed> {
         let (pool, block, iodepth) = (args.pool.bytes(), args.block.bytes(), args.iodepth);
-        if let Some(&jobs) = args.jobs.iter().find(|jobs| **jobs > cpus) {
-            // They would measure how long jobs wait that hold a lock and no CPU.
+        let crowd = args.jobs.iter().find(|jobs| **jobs > cpus).filter(|_| !args.oversubscribe);
+        if let Some(&jobs) = crowd {
+            // They measure how long jobs wait that hold a lock and no CPU.
             return Err(Failed::new(format_args!(
-                "--jobs {jobs} is more than the CPUs, of which there are {cpus}"
+                "--jobs {jobs} is more than the CPUs, of which there are {cpus}: --oversubscribe \
+                 measures that"
             )));
         }
         if !block.is_multiple_of(SECTOR) || !(SECTOR..=MOST_BLOCK).contains(&block) {
@@ -111,9 +126,15 @@ impl Plan {
             )));
         }
         let (queue_jobs, burst_jobs) = match sorted(&args.jobs) {
+            jobs if args.oversubscribe => {
+                let jobs = if jobs.is_empty() { sorted(&[1, CROWD * cpus]) } else { jobs };
+                (jobs, Vec::new())
+            }
             jobs if jobs.is_empty() => (sorted(&[1, cpus.min(USUAL_JOBS)]), doubling(cpus)),
             jobs => (jobs.clone(), jobs),
         };
+        let most_jobs = if args.oversubscribe { queue_jobs.last().copied() } else { None };
+        let areas = args.areas.or(most_jobs).unwrap_or(cpus).min(MAX_AREAS as u64);
         let queues = queues(&queue_jobs, iodepth, block);
         if let Some(case) = queues.iter().find(|case| case.out() > pool / 2) {
             let (jobs, needed) = (case.threads, case.out().saturating_mul(2).div_ceil(MIB));
@@ -126,13 +147,32 @@ impl Plan {
         let (fitting, left_out) =
             bursts(&burst_jobs).into_iter().partition(|case| case.out() <= pool / 2);
         let cases = [queues, fitting].concat();
-        Ok(Self { pool, cpus, iodepth, block, quick: args.quick, cases, left_out })
+        let (quick, oversubscribed) = (args.quick, args.oversubscribe);
+        Ok(Self { pool, cpus, areas, oversubscribed, iodepth, block, quick, cases, left_out })
+    }
+
+    /// The patches of the series that a case is measured with, each alone and all together, by
+    /// their names.
+    pub(crate) fn patches(&self, case: &Case) -> Vec<(&'static str, Patches)> {
+        if case.order != Order::Queue || case.fill != Fill::Copy {
+            return Vec::new();
+        }
+        let areas = usize::try_from(self.areas).unwrap_or(MAX_AREAS);
+        let (lock, bitmap, latest) = (Patches { areas, ..Patches::NONE }, true, true);
+        let all = [
+            lock,
+            Patches { bitmap, ..Patches::NONE },
+            Patches { latest, ..Patches::NONE },
+            Patches { areas, bitmap, latest },
+        ];
+        PATCHES.into_iter().zip(all).collect()
     }
 
     /// How long a case is measured.
     pub(crate) fn effort(&self, case: &Case) -> Effort {
         match case.order {
             _ if self.quick => QUICK,
+            _ if self.oversubscribed => SHARED,
             Order::Queue => QUEUE,
             Order::Burst => BURST,
         }
@@ -186,6 +226,8 @@ mod tests {
     fn args() -> SwiotlbArgs {
         SwiotlbArgs {
             jobs: Vec::new(),
+            oversubscribe: false,
+            areas: None,
             iodepth: 256,
             block: ByteSize::new(4096),
             pool: ByteSize::new(64 * MIB),
@@ -218,6 +260,27 @@ mod tests {
         }
         let asked = SwiotlbArgs { jobs: vec![2, 9, 1], ..args() };
         is_refused(&asked, 8, "--jobs 9 is more than the CPUs, of which there are 8");
+        // Unless that is what is wanted: then it is all that is measured.
+        let plan = Plan::new(&SwiotlbArgs { oversubscribe: true, ..asked }, 8).unwrap();
+        assert!(plan.cases.iter().all(|case| case.order == Order::Queue) && plan.areas == 9);
+        let plan = Plan::new(&SwiotlbArgs { oversubscribe: true, ..args() }, 2).unwrap();
+        assert_eq!((plan.cases.last().map(|case| case.threads), plan.areas), (Some(8), 8));
+        let plan = Plan::new(&SwiotlbArgs { areas: Some(3), ..args() }, 2).unwrap();
+        assert_eq!(plan.areas, 3);
+    }
+
+    #[test]
+    fn each_patch_of_the_series_is_measured_alone_and_with_the_others() {
+        let plan = Plan::new(&SwiotlbArgs { areas: Some(4), ..args() }, 2).unwrap();
+        let patches = plan.patches(&plan.cases[0]);
+        let set = |patches: Patches| {
+            [patches.areas == 4, patches.bitmap, patches.latest].map(u8::from).iter().sum::<u8>()
+        };
+        assert_eq!(patches.iter().map(|patch| patch.0).collect::<Vec<_>>(), PATCHES);
+        assert_eq!(patches.iter().map(|patch| set(patch.1)).collect::<Vec<_>>(), [1, 1, 1, 3]);
+        let measured = plan.cases.iter().filter(|case| !plan.patches(case).is_empty());
+        let names: Vec<_> = measured.map(|case| (case.name, case.threads)).collect();
+        assert_eq!(names, [("read", 1), ("write", 1), ("read", 2), ("write", 2)]);
     }
 
     #[test]

@@ -1,13 +1,14 @@
-//! Both pools, used alike.
+//! All pools, used alike.
 
 use dmaspan::swiotlb::{BouncedOf, Fill, NotReleased, Original, Pool, PoolConfig, SlotRequest};
 use dmaspan::{HostAddr, Platform, Span};
-use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
+use dmaspan_linux::{Memory, MemoryKind};
+use parking_lot::lock_api::RawMutex;
 
 use super::plan::Case;
 use crate::failed::Failed;
 use crate::models::slots::Slots;
-use crate::models::swiotlb_before::{self, MappedBefore, PoolBefore};
+use crate::models::swiotlb_before::{self, MappedBefore, Patches, PoolBefore};
 
 /// What is asked of slots: nothing.
 const ANY: SlotRequest = SlotRequest { keep_bits: 0, granule: 1, last: u64::MAX, boundary: None };
@@ -74,17 +75,21 @@ pub(crate) trait Bounces: Sync {
 }
 
 /// The pool of dmaspan.
-pub(crate) type Now<const COPIED: bool> = Pool<Slots<COPIED>, UserPlatform>;
+pub(crate) type Now<const COPIED: bool, P> = Pool<Slots<COPIED>, P>;
 
 /// One of so many bytes and areas.
-pub(crate) fn now<const COPIED: bool>(bytes: u64, areas: u64) -> Result<Now<COPIED>, Failed> {
+pub(crate) fn now<const COPIED: bool, P: Platform>(
+    bytes: u64,
+    areas: u64,
+    platform: P,
+) -> Result<Now<COPIED, P>, Failed> {
     let areas = usize::try_from(areas).unwrap_or(usize::MAX);
-    Ok(Pool::new(Slots::new(bytes)?, PoolConfig::new(areas), UserPlatform)?)
+    Ok(Pool::new(Slots::new(bytes)?, PoolConfig::new(areas), platform)?)
 }
 
-impl<const COPIED: bool> Bounces for Now<COPIED> {
+impl<const COPIED: bool, P: Platform + 'static> Bounces for Now<COPIED, P> {
     type Mapped<'p>
-        = BouncedOf<UserPlatform, HostAddr>
+        = BouncedOf<P, HostAddr>
     where
         Self: 'p;
 
@@ -131,19 +136,22 @@ impl<const COPIED: bool> Bounces for Now<COPIED> {
     }
 }
 
-/// The lock of both pools.
-type Lock = <UserPlatform as Platform>::Lock;
-/// The pool before the series.
-pub(crate) type Vanilla<const COPIED: bool> = PoolBefore<Slots<COPIED>, Lock>;
+/// The pool before the series, with the locks of the platform, and what it has of the series.
+pub(crate) type Before<const COPIED: bool, P> = PoolBefore<Slots<COPIED>, <P as Platform>::Lock>;
 
 /// One of so many bytes.
-pub(crate) fn vanilla<const COPIED: bool>(bytes: u64) -> Result<Vanilla<COPIED>, Failed> {
-    Ok(PoolBefore::new(Slots::new(bytes)?)?)
+pub(crate) fn before<const COPIED: bool, P: Platform>(
+    bytes: u64,
+    patches: Patches,
+) -> Result<Before<COPIED, P>, Failed> {
+    Ok(PoolBefore::patched(Slots::new(bytes)?, patches)?)
 }
 
-impl<const COPIED: bool> Bounces for Vanilla<COPIED> {
+impl<const COPIED: bool, L: RawMutex + Send + Sync + 'static> Bounces
+    for PoolBefore<Slots<COPIED>, L>
+{
     type Mapped<'p>
-        = MappedBefore<'p, Slots<COPIED>, Lock>
+        = MappedBefore<'p, Slots<COPIED>, L>
     where
         Self: 'p;
 

@@ -2,9 +2,11 @@
 
 mod container;
 mod dma;
+mod fixed;
 mod io_pgtable;
 mod program;
 mod regbuf;
+mod series;
 mod swiotlb;
 #[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
 mod turn;

@@ -41,6 +41,15 @@ fn check_row(row: &Value) {
     }
     let speedup = number(row, "vanilla_ns") / number(row, "ns");
     assert!(is_about(number(row, "speedup"), speedup), "{row}");
+    let is_patched = row["case"] == "read" || row["case"] == "write";
+    assert_eq!(row["patches"].is_object(), is_patched, "{row}");
+    if is_patched {
+        for patch in ["lock", "bitmap", "order", "all"] {
+            let of = |name| number(&row["patches"][patch], name);
+            assert!(of("ns") > 0.0 && of("cpu_ns") > 0.0, "{patch} of {row}");
+            assert!(is_about(of("kiops"), threads * 1e6 / of("ns")), "{patch} of {row}");
+        }
+    }
     let counted = ["instructions", "vanilla_instructions"].map(|name| row.get(name).is_some());
     assert_eq!(counted[0], counted[1], "{row}");
 }
@@ -86,11 +95,37 @@ fn what_jobs_do_can_be_chosen() {
 }
 
 #[test]
+fn more_jobs_than_cpus_are_measured_on_request_with_an_area_each() {
+    let many = (4 * cpus()).to_string();
+    let report = json(&["--oversubscribe", "--quick", "--iodepth", "16"]);
+    report["rows"].as_array().unwrap().iter().for_each(check_row);
+    let names = ["read", "write", "read-overwritten"];
+    let jobs = [1, 4 * cpus()].into_iter().flat_map(|jobs| names.map(|name| (name, jobs)));
+    assert_eq!(found(&report), jobs.collect::<Vec<_>>());
+    assert_eq!((&report["oversubscribed"], &report["areas"]), (&true.into(), &(4 * cpus()).into()));
+    for case in ["read", "write"] {
+        for pool in ["vanilla", "lock", "bitmap", "order", "all", "now"] {
+            assert!(report["growth"][case][pool].as_f64().unwrap() > 0.0, "{report}");
+        }
+    }
+    let rows = report["rows"].as_array().unwrap();
+    let areas = rows[0]["area_high_water"].as_array().unwrap();
+    assert_eq!(areas.len() as u64, 4 * cpus());
+    // A single job has all it holds in an area of its own.
+    assert_eq!(areas.iter().filter(|bytes| **bytes != 0).count(), 1);
+    program::tables(
+        &["swiotlb", "--oversubscribe", "--quick", "--jobs", &many, "--areas", "3"],
+        &["3 areas", "order", "spin,", "✓"],
+    );
+}
+
+#[test]
 fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
     let many = (cpus() + 1).to_string();
     for (args, part) in [
         (&["--jobs", "0"][..], "--jobs takes whole numbers from 1 to 1024"),
         (&["--jobs", &many], "more than the CPUs"),
+        (&["--areas", "129"], "--areas takes whole numbers from 1 to 128"),
         (&["--jobs", "1,x"], "dmaspan-bench swiotlb --help"),
         (&["--iodepth", "0"], "--iodepth takes whole numbers from 1 to 65536"),
         (&["--iodepth", "65536"], "--pool 512M is enough"),

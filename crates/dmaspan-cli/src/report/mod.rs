@@ -11,7 +11,10 @@ use dmaspan_linux::vfio::{Backend, Requests};
 use serde::Serialize;
 
 use crate::pinned::Witness;
+use dmaspan_cli::series::{HUGE_PFNMAPS, LARGE_FOLIOS, SeriesValue};
+use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::stats::{Series, rounded};
+use dmaspan_cli::units::page_size;
 
 /// What came of a run. Its public part is what `--format json` prints; what a backend does not
 /// tell is absent there.
@@ -86,6 +89,9 @@ pub(crate) struct Figures {
     /// What showed that the memory was pinned; absent where nothing is.
     #[serde(rename = "pin_witness", skip_serializing_if = "Option::is_none")]
     pub(crate) witness: Option<Witness>,
+    /// What a series for Linux measured of such memory; absent where none did.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) series: Vec<SeriesValue>,
 }
 
 /// What a backend tells.
@@ -231,6 +237,37 @@ impl Times {
     }
 }
 
+/// How the series for large folios calls a kind of memory that a kernel maps.
+pub(crate) fn series_case(memory: &str) -> Option<&'static str> {
+    match memory {
+        "thp" => Some("MADV_HUGEPAGE"),
+        "base" => Some("MAP_POPULATE"),
+        _ if memory.starts_with("hugetlb") => Some("HUGETLBFS"),
+        _ => None,
+    }
+}
+
+/// What the series for large folios measured of a kind of memory, beside so many bytes of it in
+/// pages of such a size.
+pub(crate) fn series_of_memory(memory: &str, bytes: u64, page: u64) -> Vec<SeriesValue> {
+    let Some(case) = series_case(memory) else { return Vec::new() };
+    let size = ByteSize::new(bytes);
+    let pages = if case == "HUGETLBFS" {
+        format!("; pages of {}, theirs are not told", page_size(page))
+    } else {
+        String::new()
+    };
+    LARGE_FOLIOS.values(LARGE_FOLIOS.of(case), &format!("{size} here, 16 GiB there{pages}"))
+}
+
+/// What the series for huge pfnmaps measured, beside a BAR of so many bytes at a multiple of so
+/// many.
+pub(crate) fn series_of_bar(bytes: u64, alignment: u64) -> Vec<SeriesValue> {
+    let (size, alignment) = (ByteSize::new(bytes), page_size(alignment));
+    let differs = format!("{size}, aligned to {alignment}; theirs is a GPU's");
+    HUGE_PFNMAPS.values(HUGE_PFNMAPS.of("BAR 32G"), &differs)
+}
+
 /// GiB in a second.
 pub(crate) fn gibps(bytes: u64, ns: u64) -> f64 {
     let seconds = ns.max(1) as f64 / 1e9;
@@ -331,6 +368,7 @@ pub(crate) mod examples {
             },
             verified_bytes: 1 << 30,
             witness: Some(Witness::Process("VmPin")),
+            series: Vec::new(),
         };
         let skipped =
             Row::Skipped { memory: "hugetlb".to_owned(), skipped: "no pool: do this".to_owned() };
@@ -373,6 +411,7 @@ pub(crate) mod examples {
             },
             verified_bytes: 0,
             witness: Some(Witness::Process("VmPin")),
+            series: series_of_memory("thp", 1 << 30, 4096),
         };
         let iommu = Iommu {
             apertures: vec![[0, 0xfedf_ffff], [0xfef0_0000, (1 << 39) - 1]],
@@ -404,6 +443,7 @@ pub(crate) mod examples {
             }),
             verified_bytes: 0,
             witness: None,
+            series: series_of_bar(bytes, 1 << 30),
         };
         report.rows = vec![Row::Figures(Box::new(figures))];
         if let Some(real) = &mut report.real {

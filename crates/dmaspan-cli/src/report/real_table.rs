@@ -4,6 +4,7 @@ use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
 use super::{BarFigures, By, Figures, PerPageRequests, RealDevice, Times, Way};
+use dmaspan_cli::series::SeriesValue;
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{align_right, new_table, push_table, push_wrapped, ratio};
 use dmaspan_cli::units;
@@ -12,11 +13,13 @@ use dmaspan_cli::units;
 pub(super) fn push(text: &mut String, rows: &[&Figures], real: &RealDevice) {
     if real.bar.is_some() {
         push_table(text, &bar_table(rows));
+        push_series(text, rows);
         text.push('\n');
         push_wrapped(text, "", legend_of_bar(real.backend));
         return;
     }
     push_table(text, &memory_table(rows));
+    push_series(text, rows);
     text.push('\n');
     push_wrapped(text, "", LEGEND);
     let pages = rows.iter().find_map(|row| match &row.by {
@@ -51,6 +54,37 @@ fn legend_of_pages(per_page: &PerPageRequests) -> String {
         "Per page: the time of one of {pages} pages ({bytes}), each of which a request of its own \
          maps and unmaps. Faster = the time of as many bytes by pages / total."
     )
+}
+
+/// Adds what a series for Linux measured of such rows, where one did.
+fn push_series(text: &mut String, rows: &[&Figures]) {
+    let beside = rows.iter().filter(|row| !row.series.is_empty());
+    let mut table = new_table(["series", "", "before", "with it", "differs"]);
+    for row in beside.clone() {
+        for (first, pair) in row.series.chunk_by(|a, b| a.figure == b.figure).enumerate() {
+            let told = |when| {
+                let told = pair.iter().find(|value| value.when == when);
+                told.map_or_else(|| "-".to_owned(), SeriesValue::shown)
+            };
+            let (name, differs) = match (first, pair.first()) {
+                (0, Some(value)) => {
+                    (row.memory.clone(), value.differs.replace("; ", ";\n").replace(", ", ",\n"))
+                }
+                _ => Default::default(),
+            };
+            let figure = pair.first().map_or("", |value| value.figure).to_owned();
+            table.add_row([name, figure, told("before"), told("after"), differs]);
+        }
+    }
+    if let Some(value) = beside.clone().find_map(|row| row.series.first()) {
+        push_table(text, &table);
+        text.push('\n');
+        push_wrapped(
+            text,
+            "",
+            &format!("Series: what its authors measured, on {}.", value.machine),
+        );
+    }
 }
 
 /// All of each kind of memory at once, and page by page.

@@ -57,6 +57,14 @@ fn a_real_device_has_no_figures_of_tables() {
                 },
                 "speedup": {"map": 105.785, "unmap": 160.0},
                 "verified_bytes": 0, "pin_witness": "VmPin",
+                "series": [
+                    told("map", "before", 0.047, "s"), told("map", "after", 0.027, "s"),
+                    told("map rate", "before", 340.2, "GB/s"),
+                    told("map rate", "after", 596.4, "GB/s"),
+                    told("unmap", "before", 0.135, "s"), told("unmap", "after", 0.045, "s"),
+                    told("unmap rate", "before", 118.6, "GB/s"),
+                    told("unmap rate", "after", 357.6, "GB/s"),
+                ],
             },
             {"memory": "hugetlb", "skipped": "no pool: do this"},
         ],
@@ -65,12 +73,24 @@ fn a_real_device_has_no_figures_of_tables() {
     assert_eq!(value, expected);
 }
 
+/// A figure of the series for large folios.
+fn told(figure: &str, when: &str, value: f64, unit: &str) -> Value {
+    json!({"figure": figure, "when": when, "value": value, "sign": "=", "unit": unit,
+        "machine": "vfio-pci-mem-dma-map of 16 GiB, 6.16-rc4",
+        "differs": "1 GiB here, 16 GiB there"})
+}
+
 #[test]
 fn a_bar_has_figures_of_its_own() {
     let value: Value = serde_json::from_str(&render(&examples::bar_report())).unwrap();
     assert_eq!((&value["bar"], &value["size_bytes"]), (&json!(2), &json!(32_u64 << 30)));
     let times = |total_ns: u64, gibps: f64| json!({"total_ns": total_ns, "gibps": gibps});
+    let signs = value["rows"][0]["series"].as_array().unwrap().iter();
+    let signs = signs.map(|told| (told["sign"].as_str().unwrap(), told["value"].as_f64().unwrap()));
+    let expected = [("~", 8_388_608.0), ("=", 32.0), ("~", 1.0), ("<", 0.001)];
+    assert_eq!(signs.collect::<Vec<_>>(), expected);
     let row = json!({
+        "series": value["rows"][0]["series"],
         "memory": "bar 2", "spans": 1, "bytes": 32_u64 << 30, "alignment": 1 << 30,
         "ioctls": {"map": 1, "unmap": 1},
         "map": times(1_250_000, 25600.0), "unmap": times(625_000, 51200.0),

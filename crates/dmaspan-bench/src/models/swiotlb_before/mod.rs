@@ -18,6 +18,10 @@
 //! where Linux 5.19 was not: a search for an address whose low bits are kept ends even if no slot
 //! has them, and a part of a mapping can be synced wherever it begins.
 //!
+//! [`Patches`] change it as the series does, each alone or together: the lock is split by areas, a
+//! bitmap takes the place of the run lengths, and the slots released last are taken first. All else
+//! stays the same, so that a patch's own share shows.
+//!
 //! What a driver passes with each call of Linux's API comes with the request here. Left out are
 //! pools of devices, pools that grow, hosts that have to be asked, debugfs, and padding that is
 //! zeroed (dma-iommu.c does that). A [granule](SlotRequest::granule) is counted from the beginning
@@ -27,10 +31,12 @@ mod mapped;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use dmaspan::swiotlb::{Error, Original, PoolMemory, SlotRequest, To, Transfer};
-use dmaspan::{Address, Direction, PhysAddr, Span};
+use dmaspan::{Address, Direction, PhysAddr, Platform, Span};
+use dmaspan_linux::UserPlatform;
 use parking_lot::lock_api::{Mutex, RawMutex};
 
 pub(crate) use mapped::MappedBefore;
@@ -59,16 +65,53 @@ struct Record {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
-/// A pool of one span of memory under one lock.
+/// What of the series a pool has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Patches {
+    /// In how many areas it is divided, with a lock each.
+    pub(crate) areas: usize,
+    /// Whether a bitmap says which slots are free, and not run lengths.
+    pub(crate) bitmap: bool,
+    /// Whether the slots released last are taken first.
+    pub(crate) latest: bool,
+}
+
+impl Patches {
+    /// Nothing of it.
+    pub(crate) const NONE: Self = Self { areas: 1, bitmap: false, latest: false };
+}
+
+/// A pool of one span of memory, under one lock unless it is patched.
 pub(crate) struct PoolBefore<M, L> {
     memory: M,
     base: u64,
     records: Vec<Record>,
+    /// A bit for each slot that is free; nothing without the bitmap. A segment has two words.
+    bits: Vec<AtomicU64>,
+    patches: Patches,
+    per_area: usize,
+    areas: Vec<Area<L>>,
+}
+
+/// The slots under one lock, on cache lines of its own.
+#[repr(align(128))]
+struct Area<L> {
     /// Written under the lock, read without.
     used: AtomicUsize,
-    /// The slot that the next search begins with.
-    next: Mutex<L, usize>,
+    places: Mutex<L, Places>,
 }
+
+/// Where slots are looked for.
+struct Places {
+    /// The slot that the next search begins with.
+    next: usize,
+    /// Where runs began that were released, the latest last: what is not free any more is passed
+    /// over.
+    latest: Vec<usize>,
+}
+
+/// How many runs an area remembers.
+const LATEST: usize = 4096;
 
 /// A run that is looked for.
 struct Wanted {
@@ -102,14 +145,27 @@ impl Wanted {
     }
 }
 
+impl Wanted {
+    /// Whether a run may begin with the slot of this number.
+    fn suits(&self, place: u64) -> bool {
+        place << SLOT_LG2 & self.mask == self.bits && self.stays_within(place)
+    }
+
+    /// Whether a run that begins there crosses no boundary.
+    fn stays_within(&self, place: u64) -> bool {
+        (place & (self.boundary - 1)) + self.slots as u64 <= self.boundary
+    }
+}
+
 impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
-    /// A pool of the one span that the memory begins with, all free.
+    /// A pool of the one span that the memory begins with, all free, with some of the series. There
+    /// are as many areas as have a segment each.
     ///
     /// # Errors
     ///
     /// [`Error::Spans`] for more spans or none; [`Error::PoolSpan`] for one that does not begin on
     /// a page of 4 KiB and have whole segments; [`Error::NoMemory`].
-    pub(crate) fn new(memory: M) -> Result<Self, Error> {
+    pub(crate) fn patched(memory: M, patches: Patches) -> Result<Self, Error> {
         let &[span] = memory.spans() else { return Err(Error::Spans { max: 1 }) };
         let base = span.start().get();
         if !base.is_multiple_of(PAGE) || !span.len().is_multiple_of(MAX_LEN) {
@@ -127,7 +183,18 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
                 record.run.store(run, Ordering::Relaxed);
             }
         }
-        Ok(Self { memory, base, records, used: AtomicUsize::new(0), next: Mutex::new(0) })
+        let words = if patches.bitmap { slots / 64 } else { 0 };
+        let bits = (0..words).map(|_| AtomicU64::new(u64::MAX)).collect();
+        let segments = slots / SEGMENT;
+        let count = patches.areas.clamp(1, segments);
+        let per_area = segments.div_ceil(count) * SEGMENT;
+        let room = if patches.latest { LATEST } else { 0 };
+        let area = |first| Area {
+            used: AtomicUsize::new(0),
+            places: Mutex::new(Places { next: first, latest: Vec::with_capacity(room) }),
+        };
+        let areas = (0..slots).step_by(per_area).map(area).collect();
+        Ok(Self { memory, base, records, bits, patches, per_area, areas })
     }
 
     /// The memory, to look at it.
@@ -137,7 +204,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
 
     /// How many slots are held.
     pub(crate) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        self.areas.iter().map(|area| area.used.load(Ordering::Relaxed)).sum()
     }
 
     /// A slot for a buffer, filled from it whatever the direction, which the device is to use
@@ -246,49 +313,136 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
         ((addr.get() - self.base) >> SLOT_LG2) as usize
     }
 
-    /// Takes a run for so many bytes (`swiotlb_find_slots`); its first slot.
+    /// Takes a run for so many bytes (`swiotlb_find_slots`), of the thread's own area first; its
+    /// first slot.
     fn take(&self, wanted: &Wanted, bytes: u64) -> Option<usize> {
-        let mut next = self.next.lock();
-        let used = self.used.load(Ordering::Relaxed);
-        if wanted.slots > self.records.len() - used {
+        let count = self.areas.len();
+        if count == 1 {
+            return self.take_in(0, wanted, bytes);
+        }
+        let own = UserPlatform.cpu() % count;
+        (0..count).find_map(|n| self.take_in((own + n) % count, wanted, bytes))
+    }
+
+    /// The same in one area.
+    fn take_in(&self, number: usize, wanted: &Wanted, bytes: u64) -> Option<usize> {
+        let area = &self.areas[number];
+        let slots = self.slots_of(number);
+        let mut places = area.places.lock();
+        let used = area.used.load(Ordering::Relaxed);
+        if wanted.slots > slots.len() - used {
             return None;
         }
-        let first = self.search(wanted, *next)?;
+        let latest = if self.patches.latest { self.latest(&mut places, wanted) } else { None };
+        let first = match latest {
+            Some(first) => first,
+            None => self.search(wanted, &slots, places.next)?,
+        };
         let end = first + wanted.slots;
         let mut left = bytes;
         for record in &self.records[first..end] {
-            record.run.store(0, Ordering::Relaxed);
             record.bytes.store(left, Ordering::Relaxed);
             left = left.saturating_sub(SLOT);
         }
-        self.count_down(first, 0);
-        *next = if end < self.records.len() { end } else { 0 };
-        self.used.store(used + wanted.slots, Ordering::Relaxed);
+        if self.patches.bitmap {
+            self.flip(first, wanted.slots);
+        } else {
+            for record in &self.records[first..end] {
+                record.run.store(0, Ordering::Relaxed);
+            }
+            self.count_down(first, 0);
+        }
+        if latest.is_none() {
+            places.next = if end < slots.end { end } else { slots.start };
+        }
+        area.used.store(used + wanted.slots, Ordering::Relaxed);
         Some(first)
     }
 
-    /// The first slot of a free run, going round from `next` on.
-    fn search(&self, wanted: &Wanted, next: usize) -> Option<usize> {
-        let slots = self.records.len();
+    /// The slots of an area.
+    fn slots_of(&self, number: usize) -> Range<usize> {
+        let first = number * self.per_area;
+        first..(first + self.per_area).min(self.records.len())
+    }
+
+    /// The run released last, if it is free still and as it has to be.
+    fn latest(&self, places: &mut Places, wanted: &Wanted) -> Option<usize> {
+        while let Some(&first) = places.latest.last() {
+            let is_free = self.is_free(first, wanted.slots);
+            if is_free && !(wanted.suits(self.place(first)) && first.is_multiple_of(wanted.stride))
+            {
+                // For another request.
+                return None;
+            }
+            places.latest.pop();
+            if is_free {
+                return Some(first);
+            }
+        }
+        None
+    }
+
+    /// A slot's number from address 0 on.
+    fn place(&self, index: usize) -> u64 {
+        (self.base >> SLOT_LG2) + index as u64
+    }
+
+    /// Whether so many slots from one on are free, and of one segment.
+    fn is_free(&self, first: usize, slots: usize) -> bool {
+        if !self.patches.bitmap {
+            return self.records[first].run.load(Ordering::Relaxed) as usize >= slots;
+        }
+        let inner = first % SEGMENT;
+        let mask = if slots >= SEGMENT { u128::MAX } else { (1 << slots) - 1 };
+        inner + slots <= SEGMENT && self.free_bits(first) >> inner & mask == mask
+    }
+
+    /// The bits of the segment that a slot is in.
+    fn free_bits(&self, slot: usize) -> u128 {
+        let words = &self.bits[slot / SEGMENT * 2..][..2];
+        let [low, high] = [&words[0], &words[1]].map(|word| word.load(Ordering::Relaxed));
+        u128::from(high) << 64 | u128::from(low)
+    }
+
+    /// Turns the bits of so many slots of one segment.
+    fn flip(&self, first: usize, slots: usize) {
+        let mask = if slots >= SEGMENT { u128::MAX } else { (1 << slots) - 1 };
+        let mask = mask << (first % SEGMENT);
+        let words = &self.bits[first / SEGMENT * 2..][..2];
+        for (word, shift) in words.iter().zip([0, 64]) {
+            // One of the halves.
+            #[expect(clippy::cast_possible_truncation, reason = "it takes a half of the bits")]
+            let half = (mask >> shift) as u64;
+            if half != 0 {
+                word.store(word.load(Ordering::Relaxed) ^ half, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The first slot of a free run, going round in some slots from `next` on.
+    fn search(&self, wanted: &Wanted, slots: &Range<usize>, next: usize) -> Option<usize> {
         let mut index = next.checked_add(wanted.stride - 1)? & !(wanted.stride - 1);
-        if index >= slots {
-            index = 0;
+        if index >= slots.end {
+            index = slots.start;
         }
         let mut seen = 0;
-        while seen < slots {
-            let place = (self.base >> SLOT_LG2) + index as u64;
+        while seen < slots.len() {
             let mut step = wanted.stride;
+            let place = self.place(index);
             if place << SLOT_LG2 & wanted.mask != wanted.bits {
                 step = 1;
-            } else if (place & (wanted.boundary - 1)) + wanted.slots as u64 <= wanted.boundary
-                && self.records[index].run.load(Ordering::Relaxed) as usize >= wanted.slots
-            {
+            } else if wanted.stays_within(place) && self.is_free(index, wanted.slots) {
                 return Some(index);
+            } else if self.patches.bitmap {
+                // On to the next free slot of the segment, or to the next segment.
+                let rest = self.free_bits(index) >> (index % SEGMENT) & !1;
+                let free = if rest == 0 { SEGMENT } else { rest.trailing_zeros() as usize };
+                step = free.min(SEGMENT - index % SEGMENT).next_multiple_of(wanted.stride);
             }
             seen += step;
             index += step;
-            if index >= slots {
-                index = 0;
+            if index >= slots.end {
+                index = slots.start;
             }
         }
         None
@@ -299,20 +453,34 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
         let bytes = self.records[first].bytes.load(Ordering::Relaxed);
         let slots = usize::try_from(bytes.div_ceil(SLOT)).unwrap_or(usize::MAX);
         let end = first + slots;
-        let next = self.next.lock();
+        let area = &self.areas[first / self.per_area];
+        let mut places = area.places.lock();
         let mut run = 0;
-        if end < (first | (SEGMENT - 1)) + 1 {
+        if !self.patches.bitmap && end < (first | (SEGMENT - 1)) + 1 {
             run = self.records[end].run.load(Ordering::Relaxed);
         }
         for record in self.records[first..end].iter().rev() {
-            run += 1;
-            record.run.store(run, Ordering::Relaxed);
+            if !self.patches.bitmap {
+                run += 1;
+                record.run.store(run, Ordering::Relaxed);
+            }
             record.original.store(u64::MAX, Ordering::Relaxed);
             record.bytes.store(0, Ordering::Relaxed);
         }
-        self.count_down(first, run);
-        self.used.store(self.used.load(Ordering::Relaxed) - slots, Ordering::Relaxed);
-        drop(next);
+        if self.patches.bitmap {
+            self.flip(first, slots);
+        } else {
+            self.count_down(first, run);
+        }
+        if self.patches.latest {
+            if places.latest.len() == LATEST {
+                // The older half is in no cache any more.
+                places.latest.drain(..LATEST / 2);
+            }
+            places.latest.push(first);
+        }
+        area.used.store(area.used.load(Ordering::Relaxed) - slots, Ordering::Relaxed);
+        drop(places);
     }
 
     /// Writes the run lengths of the free slots right before `end`, in its segment: `run` are free

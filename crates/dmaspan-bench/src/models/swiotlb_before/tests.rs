@@ -21,10 +21,15 @@ fn span(addr: u64, len: u64) -> Span {
 }
 
 fn pool() -> Before {
+    patched(Patches::NONE)
+}
+
+/// With some of the series, or all of it.
+fn patched(patches: Patches) -> Before {
     let memory = Arc::new(SimMemory::new(PhysAddr::new(BASE), 16 << 20, 12).unwrap());
     memory.allocate_at(span(USER, 8 << 20)).unwrap();
     let slots = span(BASE, SLOTS as u64 * SLOT);
-    PoolBefore::new(SimPoolMemory::new(memory, vec![slots]).unwrap()).unwrap()
+    PoolBefore::patched(SimPoolMemory::new(memory, vec![slots]).unwrap(), patches).unwrap()
 }
 
 #[expect(unsafe_code, reason = "the memory is simulated")]
@@ -64,8 +69,16 @@ impl Before {
         bytes
     }
 
-    /// Run lengths, recounted from which slots are held.
+    /// Run lengths or bits, recounted from which slots are held.
     fn check_runs(&self, held: &[bool]) {
+        assert_eq!(self.used(), held.iter().filter(|held| **held).count());
+        if self.patches.bitmap {
+            for (slot, held) in held.iter().enumerate() {
+                let is_free = self.free_bits(slot) >> (slot % SEGMENT) & 1 == 1;
+                assert_eq!(is_free, !held, "slot {slot}");
+            }
+            return;
+        }
         for (segment, records) in self.records.chunks(SEGMENT).enumerate() {
             let mut run = 0;
             for (inner, record) in records.iter().enumerate().rev() {
@@ -73,13 +86,20 @@ impl Before {
                 assert_eq!(record.run.load(Ordering::Relaxed), run, "slot {segment}:{inner}");
             }
         }
-        assert_eq!(self.used(), held.iter().filter(|held| **held).count());
     }
 }
 
 #[test]
-fn runs_and_counts_are_as_recounted_after_any_history() {
-    let (pool, mut rng) = (pool(), Rng::new(6));
+fn runs_bits_and_counts_are_as_recounted_after_any_history_with_any_patch() {
+    for areas in [1, 2, 3] {
+        for (bitmap, latest) in [(false, false), (true, false), (false, true), (true, true)] {
+            any_history(&patched(Patches { areas, bitmap, latest }));
+        }
+    }
+}
+
+fn any_history(pool: &Before) {
+    let mut rng = Rng::new(6);
     let mut held = vec![false; SLOTS];
     let mut mappings: Vec<(u64, u64)> = Vec::new();
     for _ in 0..4000 {
@@ -109,6 +129,30 @@ fn runs_and_counts_are_as_recounted_after_any_history() {
         pool.check_runs(&held);
     }
     assert!(!mappings.is_empty());
+}
+
+#[test]
+fn what_was_released_last_is_taken_first_where_that_is_patched() {
+    for bitmap in [false, true] {
+        let pool = patched(Patches { bitmap, latest: true, ..Patches::NONE });
+        let slots: Vec<u64> = (0..4).map(|_| pool.plain(SLOT).unwrap()).collect();
+        for slot in [slots[2], slots[0]] {
+            pool.end(slot, SLOT);
+        }
+        assert_eq!([pool.plain(SLOT), pool.plain(SLOT)], [Some(slots[0]), Some(slots[2])]);
+        // Neither a run of one slot nor what is in no place for it stands in for two.
+        pool.end(slots[1], SLOT);
+        assert_eq!(pool.plain(2 * SLOT), Some(slot_addr(4)));
+    }
+}
+
+#[test]
+fn a_thread_finds_the_slots_of_all_areas_where_the_lock_is_split() {
+    let pool = patched(Patches { areas: 4, ..Patches::NONE });
+    let mut all: Vec<u64> = (0..SEGMENTS).map(|_| pool.plain(MAX_LEN).unwrap()).collect();
+    assert_eq!((pool.plain(1), pool.used()), (None, SLOTS));
+    all.sort_unstable();
+    assert_eq!(all, (0..SEGMENTS as u64).map(|n| BASE + n * MAX_LEN).collect::<Vec<_>>());
 }
 
 #[test]
@@ -273,7 +317,7 @@ fn memory_without_whole_segments_is_refused() {
     let new = |spans| {
         let memory = Arc::new(SimMemory::new(PhysAddr::new(BASE), 16 << 20, 11).unwrap());
         let memory = SimPoolMemory::new(memory, spans).unwrap();
-        PoolBefore::<_, RawMutex>::new(memory).err().unwrap()
+        PoolBefore::<_, RawMutex>::patched(memory, Patches::NONE).err().unwrap()
     };
     let (short, odd) = (span(BASE, MAX_LEN - SLOT), span(BASE + SLOT, MAX_LEN));
     assert_eq!(new(vec![short]), Error::PoolSpan { span: short, slot: MAX_LEN });

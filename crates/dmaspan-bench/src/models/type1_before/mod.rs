@@ -1,4 +1,4 @@
-//! The VFIO container as Linux 6.15 had it: what [`Container`](dmaspan::Container) is measured
+//! The VFIO container as Linux 6.14 had it: what [`Container`](dmaspan::Container) is measured
 //! against.
 //!
 //! It follows `drivers/vfio/vfio_iommu_type1.c` as it was before two series: the one that counts

@@ -1,0 +1,141 @@
+//! What the authors of five series for Linux measured stands in the rows of the benchmarks that
+//! repeat it, each figure once, with what differs.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use dmaspan_cli::series::{
+    self, FIXED_BUFFERS, HUGE_PFNMAPS, LARGE_FOLIOS, MAP_PAGES, SWIOTLB, SeriesTable, SeriesValue,
+};
+use serde_json::Value;
+
+use crate::program;
+use crate::turn::turn;
+
+/// A figure of a series: its case, what it is, when, and its number.
+type Figure = (String, String, String, String);
+
+fn figure(case: &str, value: &SeriesValue) -> Figure {
+    (case.to_owned(), value.figure.to_owned(), value.when.to_owned(), value.shown())
+}
+
+/// All figures of a table.
+fn figures(table: &SeriesTable) -> BTreeSet<Figure> {
+    let of = |row| table.values([row], "").into_iter().map(|value| figure(row.case, &value));
+    table.rows.iter().flat_map(of).collect()
+}
+
+/// Those in rows, each of which has a name in the series.
+fn found<'r>(rows: impl Iterator<Item = (&'r Value, String)>) -> BTreeSet<Figure> {
+    let mut found = BTreeSet::new();
+    for (row, case) in rows {
+        for value in row["series"].as_array().into_iter().flatten() {
+            let text = |name: &str| value[name].as_str().unwrap().to_owned();
+            assert!(!text("machine").is_empty() && !text("differs").is_empty(), "{value}");
+            let sign = text("sign").replace('=', "");
+            let number = value["value"].as_f64().unwrap();
+            let shown = format!("{sign}{number} {}", text("unit")).trim_end().to_owned();
+            found.insert((case.clone(), text("figure"), text("when"), shown));
+        }
+    }
+    found
+}
+
+fn rows(report: &Value) -> impl Iterator<Item = &Value> {
+    report["rows"].as_array().unwrap().iter()
+}
+
+#[test]
+fn the_grid_of_dma_has_all_figures_of_the_series_for_map_pages() {
+    let report = program::json(&["dma", "--quick"]);
+    let name = |row: &Value| format!("t={} g={}", row["threads"], row["granule"]);
+    assert_eq!(found(rows(&report).map(|row| (row, name(row)))), figures(&MAP_PAGES));
+    // The series measured contiguous buffers.
+    let report = program::json(&["dma", "--quick", "-m", "sg"]);
+    assert!(rows(&report).all(|row| row["series"].is_null()));
+}
+
+#[test]
+fn reads_and_writes_of_swiotlb_have_the_figures_of_one_job_or_of_four() {
+    let report = program::json(&["swiotlb", "--quick", "--jobs", "1"]);
+    let name = |row: &Value| format!("1 job {}", row["case"].as_str().unwrap());
+    let found = found(rows(&report).map(|row| (row, name(row))));
+    let mut all = figures(&SWIOTLB);
+    all.retain(|figure| figure.0.starts_with("1 job "));
+    assert_eq!(found, all);
+    for row in rows(&report).filter(|row| !row["series"].is_null()) {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let expected = 100.0 * number("cpu_ns") / number("ns");
+        let found = number("cpu_percent");
+        assert!((found - expected).abs() <= 0.001 + expected * 1e-6, "{row}");
+    }
+}
+
+#[test]
+fn memory_and_bars_of_the_container_have_the_figures_of_both_series() {
+    let report = program::json(&["container", "--quick"]);
+    let memory = |row: &Value| row["case"].as_str().unwrap().to_owned();
+    let is_bar = |row: &&Value| row["case"].as_str().unwrap().starts_with("BAR ");
+    let folios = rows(&report).filter(|row| !is_bar(row)).map(|row| (row, memory(row)));
+    assert_eq!(found(folios), figures(&LARGE_FOLIOS));
+    let bars = rows(&report).filter(is_bar).map(|row| {
+        let name = memory(row);
+        (row, if name.starts_with("BAR 32G") { "BAR 32G" } else { "a VM with four GPUs" }.into())
+    });
+    assert_eq!(found(bars), figures(&HUGE_PFNMAPS));
+}
+
+#[test]
+fn four_huge_pages_of_regbuf_have_the_profile_of_the_series() {
+    let _turn = turn();
+    let report = program::json(&["regbuf", "--quick", "--model", "--case", "8m-4x2m,base"]);
+    let row = rows(&report).next().unwrap();
+    let of = |case: &str| {
+        FIXED_BUFFERS.values(FIXED_BUFFERS.of(case), "").into_iter().map(|value| value.shown())
+    };
+    let shares = row["series"].as_array().unwrap().iter().map(|told| {
+        format!("{} {}", told["value"].as_f64().unwrap(), told["unit"].as_str().unwrap())
+    });
+    assert!(shares.eq(of("randread").chain(of("randwrite"))), "{row}");
+    assert!(rows(&report).nth(1).unwrap()["series"].is_null());
+    // Of 2048 pieces and of 4, neighbours become one entry.
+    assert_eq!((&row["segments_per_page"], &row["segments"]), (&2048.into(), &4.into()));
+    assert_eq!((&row["entries_per_page"], &row["entries"]), (&4.into(), &4.into()));
+}
+
+/// A table of the book: a line for each case, a column for each figure.
+fn markdown(table: &SeriesTable) -> String {
+    let (mut figures, mut cases) = (Vec::new(), Vec::new());
+    for row in table.rows {
+        if !figures.contains(&(row.figure, row.unit)) {
+            figures.push((row.figure, row.unit));
+        }
+        if !cases.contains(&row.case) {
+            cases.push(row.case);
+        }
+    }
+    let named = figures.iter().map(|(figure, unit)| match *unit {
+        "" => (*figure).to_owned(),
+        unit => format!("{figure}, {unit}"),
+    });
+    let named: Vec<_> = named.collect();
+    let mut lines = vec![format!("| | {} |", named.join(" | "))];
+    lines.push(format!("|{}", "---|".repeat(figures.len() + 1)));
+    for case in cases {
+        let shown = figures
+            .iter()
+            .map(|(figure, _)| table.row(case, figure).map(|row| row.shown()).unwrap_or_default());
+        lines.push(format!("| {case} | {} |", shown.collect::<Vec<_>>().join(" | ")));
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn the_page_of_the_book_has_every_figure_of_every_series() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/five_series.md");
+    let page = fs::read_to_string(page).unwrap();
+    for table in series::ALL {
+        let expected = markdown(table);
+        assert!(page.contains(&expected), "the page has not this table:\n{expected}");
+    }
+}

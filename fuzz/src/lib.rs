@@ -48,9 +48,10 @@ struct Wrapped<'a>(&'a [u8]);
 impl ForeignMemory for Wrapped<'_> {
     fn read(&self, paddr: PhysAddr, bytes: &mut [u8]) -> bool {
         let Some(len) = NonZeroU64::new(self.0.len() as u64) else { return false };
-        let (mut start, mut rest) = ((paddr.get() >> 6 << 3) % len, bytes);
+        let start = usize::try_from((paddr.get() >> 6 << 3) % len);
+        let (mut start, mut rest) = (start.expect("it is an index of the bytes"), bytes);
         while !rest.is_empty() {
-            let from = &self.0[start as usize..];
+            let from = &self.0[start..];
             let (now, later) = rest.split_at_mut(from.len().min(rest.len()));
             now.copy_from_slice(&from[..now.len()]);
             (start, rest) = (0, later);

@@ -1,4 +1,5 @@
-//! `dmaspan-bench fixed`: reads and writes of this machine's kernel, of registered and plain buffers.
+//! `dmaspan-bench fixed`: reads and writes of this machine's kernel, by registered and by plain
+//! buffers.
 //!
 //! ```text
 //! plan (source, depth) ──► work (pool, ring): check, then runs of both ways in turn ──► report

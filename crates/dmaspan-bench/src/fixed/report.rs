@@ -102,10 +102,10 @@ const LEGEND: &str = "Fixed: buffers registered with the ring. Plain: the same b
     addresses, pinned for each I/O. Thread is what submits and waits; process has the kernel's \
     threads for it too; machine is all time in which a CPU was not idle, for whatever.";
 
-const LEGEND_SERIES: &str = "The series: shares of all cycles in a profile of fio with fixed buffers \
-    (8M, 64 at a time, four pages of 2M), before it → with it. This program has no profiler: \
-    compare how CPU times and requests of fixed and plain I/Os differ between kernels before 6.12 \
-    and after.";
+const LEGEND_SERIES: &str = "The series: shares of all cycles in a profile of fio with fixed \
+    buffers (8M, 64 at a time, four pages of 2M), before it → with it. This program has no \
+    profiler: compare how CPU times and requests of fixed and plain I/Os differ between kernels \
+    before 6.12 and after.";
 
 const DONE: &str = "both ways moved the same bytes";
 
@@ -185,7 +185,8 @@ mod tests {
         assert_eq!(
             both,
             json!({
-                "op": "write", "way": "plain", "wall_ns": 1_000_000_000, "thread_ns": 200, "cpu_ns": 400,
+                "op": "write", "way": "plain",
+                "wall_ns": 1_000_000_000, "thread_ns": 200, "cpu_ns": 400,
                 "busy_ns": 10, "requests": 17.0, "reads_per_s": 1.0, "gib_per_s": 0.008,
             })
         );

@@ -13,8 +13,8 @@ use parking_lot::lock_api::{GuardSend, RawMutex};
 pub(crate) struct SpinLock(AtomicBool);
 
 #[expect(unsafe_code, reason = "lock_api's trait for locks")]
-// SAFETY: the exchange that finds the lock free and takes it is one operation, so that one thread at
-// a time has it until it stores that it is free.
+// SAFETY: the exchange that finds the lock free and takes it is one operation, so that one thread
+// at a time has it until it stores that it is free.
 unsafe impl RawMutex for SpinLock {
     const INIT: Self = Self(AtomicBool::new(false));
 

@@ -251,12 +251,12 @@ const LEGEND: &str = "Vanilla: the pool of Linux before the series for swiotlb p
     vanilla / now. An I/O is the map and the unmap of a buffer: a read copies in and out, a write \
     in. Read, overwritten: the device says that it wrote all, so nothing is copied in; vanilla \
     has no such word, and copies.";
-const LEGEND_PATCHES: &str = "Patch by patch, each alone over vanilla: lock is vanilla with a lock for \
-    each area, bitmap has free slots in a bitmap, order takes the slots released last first, and \
-    all has the three. They are models like vanilla; now is dmaspan's own pool.";
-const LEGEND_SHARED: &str = "Jobs share CPUs, as a guest's CPUs do on a host that has fewer, and all \
-    locks spin, as a kernel's do: who waits for a lock whose holder has no CPU uses its own for \
-    nothing. Pools have an area for each job, unless --areas says otherwise.";
+const LEGEND_PATCHES: &str = "Patch by patch, each alone over vanilla: lock is vanilla with a \
+    lock for each area, bitmap has free slots in a bitmap, order takes the slots released last \
+    first, and all has the three. They are models like vanilla; now is dmaspan's own pool.";
+const LEGEND_SHARED: &str = "Jobs share CPUs, as a guest's CPUs do on a host that has fewer, \
+    and all locks spin, as a kernel's do: who waits for a lock whose holder has no CPU uses its \
+    own for nothing. Pools have an area for each job, unless --areas says otherwise.";
 const LEGEND_SERIES: &str = "The series measured whole I/Os of a guest, with one job and with \
     four: its kernel, driver and device are in those times, and make gains smaller. Here they are \
     left out: no time has a device in it, which is this program and works between the turns. \

@@ -13,10 +13,9 @@ const SEGMENT: u64 = 128;
 /// ```
 /// use dmaspan::swiotlb::PoolParams;
 ///
-/// let params = PoolParams::parse("65536,4,force")?;
-/// assert_eq!((params.bytes(), params.areas, params.force), (Some(128 << 20), Some(4), Some(true)));
-/// assert_eq!(params.config(8).areas, 4);
-/// # Ok::<(), dmaspan::swiotlb::ParamsError>(())
+/// let params = PoolParams::parse("65536,4,force").unwrap();
+/// assert_eq!((params.bytes(), params.areas), (Some(128 << 20), Some(4)));
+/// assert_eq!((params.force, params.config(8).areas), (Some(true), 4));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]

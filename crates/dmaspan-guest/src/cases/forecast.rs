@@ -15,7 +15,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::{BACKEND, Case, Context, MIB, Need, Outcome, PAGE, Result, case, same};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, page, same};
 
 const ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
 
@@ -58,7 +58,7 @@ fn layout(context: &Context, space: &VfioSpace, regions: &[Region]) -> Result<Pa
         iova: region.iova,
         prot: region.prot,
         backing: Backing::Base,
-        pages: RegionPages::Of(PAGE),
+        pages: RegionPages::Of(page()),
         spans: None,
         resident: region.user.len_less_one() + 1,
         node: None,
@@ -164,7 +164,7 @@ fn mappings(context: &Context) -> Result {
     fs::write(ENTRY_LIMIT, usual.trim())?;
     let (space, _device) = opened?;
     let memory = base(MIB)?;
-    let piece = |n: u64| Region::part(&memory, 2 * n * PAGE, PAGE, Prot::READ_WRITE);
+    let piece = |n: u64| Region::part(&memory, 2 * n * page(), page(), Prot::READ_WRITE);
     let regions = (0..5).map(piece).collect::<Result<Vec<_>, _>>()?;
     let forecast = Forecast::new(&layout(context, &space, &regions)?)?;
     let mapper = Mapper::new(space)?;
@@ -176,7 +176,7 @@ fn mappings(context: &Context) -> Result {
     }
     let mapped = mapper.map(regions.into_iter().take(4))?;
     // The kernel itself refuses one more.
-    let more = memory.sub_range(10 * PAGE, PAGE)?;
+    let more = memory.sub_range(10 * page(), page())?;
     let one_more = mapper.space().map(&memory, more, Iova::new(1 << 33), Prot::READ);
     check!(one_more.is_err(); "the kernel made one mapping more than its limit");
     mapped.unmap()?;

@@ -43,7 +43,7 @@ impl Fields {
         self.and([(".differs", differs.into()), ("series", series)])
     }
 
-    fn get(&self, name: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
         self.0.iter().find(|field| field.0 == name).map(|field| &field.1)
     }
 

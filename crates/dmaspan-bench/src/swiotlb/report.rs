@@ -207,7 +207,9 @@ const COUNTS: &[Column] = &[
 /// each patch, and now. Nothing where there is but one number of jobs, or not one job.
 fn growth(rows: &[Fields]) -> Option<Value> {
     let queues = || rows.iter().filter(|row| row.is(".queue"));
-    let most = queues().map(|row| row.number("threads")).reduce(f64::max)?;
+    let threads = |row: &&Fields| row.number("threads");
+    let busiest = queues().max_by(|one, other| threads(one).total_cmp(&threads(other)))?;
+    let most = threads(&busiest);
     let cases = ["read", "write"].map(|case| {
         let row = |jobs: f64| {
             queues().find(|row| row.word("case") == case && row.number("threads") >= jobs)
@@ -220,7 +222,7 @@ fn growth(rows: &[Fields]) -> Option<Value> {
         Some((case.to_owned(), pools))
     });
     let [Some(read), Some(write)] = cases else { return None };
-    (most > 1.0).then(|| json!({"jobs": most, read.0: read.1, write.0: write.1}))
+    (most > 1.0).then(|| json!({"jobs": busiest.get("threads"), read.0: read.1, write.0: write.1}))
 }
 
 /// The same in words.

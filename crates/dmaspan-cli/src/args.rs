@@ -17,7 +17,7 @@ use crate::plan::args::{PLAN_ABOUT, PLAN_EXAMPLES, PlanArgs};
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]
-#[command(name = "dmaspan", version, arg_required_else_help = true)]
+#[command(name = "dmaspan", version, arg_required_else_help = true, term_width = 80)]
 pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -33,7 +33,7 @@ pub(crate) enum Command {
     /// Say what mapping will cost and whether it will fail, without mapping.
     #[command(long_about = PLAN_ABOUT, after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
-    /// Say what of this machine makes mapping fail or slow, with the commands.
+    /// Say what of this machine makes mapping fail or slow.
     #[command(long_about = DOCTOR_ABOUT, after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
     /// List PCI devices, and say what a program needs to use each.

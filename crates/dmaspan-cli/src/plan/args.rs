@@ -36,9 +36,9 @@ process, and infers from VmLck and VmPin what is mapped already. The process is
 not stopped: memory may move meanwhile.
 
 With --format html the report is a page to show and to print. The metrics of
---format prometheus begin with dmaspan_plan_. The JSON has verdict (fits, slow, fails),
-regions, maps, mappings, locked, table_bytes, lookups and findings, each with
-name, severity, text and mends.";
+--format prometheus begin with dmaspan_plan_. The JSON has verdict (fits, slow,
+fails), regions, maps, mappings, locked, table_bytes, lookups and findings, each
+with name, severity, text and mends.";
 
 pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:
@@ -54,7 +54,10 @@ Exit codes: 0 it fits; 1 it would fail; 2 wrong usage or a bad layout.";
 
 /// What to plan, for what, and how to print it.
 #[derive(Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("source").required(true)))]
+#[command(
+    group(clap::ArgGroup::new("source").required(true)),
+    override_usage = "dmaspan plan [OPTIONS] <--layout FILE|--qemu-cmdline FILE|--pid PID>"
+)]
 pub(crate) struct PlanArgs {
     /// A layout in a file of TOML
     #[arg(long, value_name = "FILE", group = "source")]
@@ -70,19 +73,19 @@ pub(crate) struct PlanArgs {
 
     /// Only these addresses of the process, like
     /// 0x7f0000000000-0x7f0080000000; may be given often
-    #[arg(long, verbatim_doc_comment, value_name = "START-END", value_parser = user_range)]
+    #[arg(long, value_name = "START-END", value_parser = user_range)]
     #[arg(conflicts_with_all = ["layout", "qemu_cmdline", "name"])]
     pub(crate) region: Vec<UserRange>,
 
     /// Only memory of the process from files whose name has
     /// this part; may be given often
-    #[arg(long, verbatim_doc_comment, value_name = "PART")]
+    #[arg(long, value_name = "PART")]
     #[arg(conflicts_with_all = ["layout", "qemu_cmdline"])]
     pub(crate) name: Vec<String>,
 
     /// The IOMMU instead of the layout's: vtd, amd, smmuv3
     /// or riscv, with bits=N and granule=SIZE behind commas
-    #[arg(long, verbatim_doc_comment, value_name = "KIND", value_parser = iommu)]
+    #[arg(long, value_name = "KIND", value_parser = iommu)]
     #[arg(conflicts_with = "device")]
     pub(crate) iommu: Option<PaperIommu>,
 

@@ -318,6 +318,12 @@ fn help_and_version_are_there() {
         &["map", "--help"],
         &["devices", "-h"],
         &["devices", "--help"],
+        &["plan", "-h"],
+        &["plan", "--help"],
+        &["doctor", "-h"],
+        &["doctor", "--help"],
+        &["inspect", "-h"],
+        &["inspect", "--help"],
     ] {
         let help = stdout(&run(args));
         assert!(help.contains("Usage: dmaspan"), "{args:?}: {help}");

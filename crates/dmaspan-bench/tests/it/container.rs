@@ -1,5 +1,7 @@
 //! `dmaspan-bench container` as its users run it.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 use crate::program;
@@ -7,6 +9,12 @@ use crate::program;
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
     program::json(&[&["container"], args].concat())
+}
+
+/// What the quick form reports, run once for all tests that read it.
+pub(crate) fn quick() -> &'static Value {
+    static REPORT: LazyLock<Value> = LazyLock::new(|| json(&["--quick"]));
+    &REPORT
 }
 
 const NAMES: [&str; 13] = [
@@ -47,7 +55,7 @@ fn check_row(row: &Value) {
 
 #[test]
 fn every_case_is_looked_up_by_leaf_and_not_by_page() {
-    let report = json(&["--quick"]);
+    let report = quick();
     assert_eq!((&report["size_bytes"], &report["runs"]), (&(1 << 30).into(), &1.into()));
     assert!(report["model"].as_str().unwrap().contains("dmaspan-sim"));
     let rows = report["rows"].as_array().unwrap();
@@ -56,22 +64,22 @@ fn every_case_is_looked_up_by_leaf_and_not_by_page() {
     rows.iter().for_each(check_row);
     let pages = 1 << 18;
     // Neighbours are one span, and one leaf where it is long enough.
-    assert_eq!(counts(&report, "MADV_HUGEPAGE", "map"), (512, 512, 1));
-    assert_eq!(counts(&report, "2M apart", "map"), (512, 512, 512));
-    assert_eq!(counts(&report, "2M apart", "unmap").1, 512);
-    assert_eq!(counts(&report, "MAP_POPULATE", "map"), (pages, pages, pages));
-    assert_eq!(counts(&report, "4K in blocks", "map"), (pages, pages, pages));
+    assert_eq!(counts(report, "MADV_HUGEPAGE", "map"), (512, 512, 1));
+    assert_eq!(counts(report, "2M apart", "map"), (512, 512, 512));
+    assert_eq!(counts(report, "2M apart", "unmap").1, 512);
+    assert_eq!(counts(report, "MAP_POPULATE", "map"), (pages, pages, pages));
+    assert_eq!(counts(report, "4K in blocks", "map"), (pages, pages, pages));
     // Arrays of 512 pages ask for a leaf of 1G 512 times.
-    assert_eq!(counts(&report, "HUGETLBFS", "map"), (512, 1, 1));
-    assert_eq!(counts(&report, "HUGETLBFS", "unmap"), (pages, 1, 1));
-    assert_eq!(counts(&report, "64K", "map"), (pages / 16, pages / 16, pages));
+    assert_eq!(counts(report, "HUGETLBFS", "map"), (512, 1, 1));
+    assert_eq!(counts(report, "HUGETLBFS", "unmap"), (pages, 1, 1));
+    assert_eq!(counts(report, "64K", "map"), (pages / 16, pages / 16, pages));
     let bar = 1 << 23;
     for (case, lookups) in [("1G", 32), ("2M", 16384), ("4K", bar)] {
         let case = format!("BAR 32G as {case}");
-        assert_eq!(counts(&report, &case, "map"), (bar, lookups, 32));
-        assert_eq!(counts(&report, &case, "unmap"), (bar, 32, 32));
+        assert_eq!(counts(report, &case, "map"), (bar, lookups, 32));
+        assert_eq!(counts(report, &case, "unmap"), (bar, 32, 32));
     }
-    assert_eq!(counts(&report, "BAR 4x128G as 1G", "map"), (1 << 27, 512, 512));
+    assert_eq!(counts(report, "BAR 4x128G as 1G", "map"), (1 << 27, 512, 512));
 }
 
 #[test]

@@ -9,8 +9,8 @@ use dmaspan_cli::series::{
 };
 use serde_json::Value;
 
-use crate::program;
 use crate::turn::turn;
+use crate::{container, program};
 
 /// A figure of a series: its case, what it is, when, and its number.
 type Figure = (String, String, String, String);
@@ -73,12 +73,12 @@ fn reads_and_writes_of_swiotlb_have_the_figures_of_one_job_or_of_four() {
 
 #[test]
 fn memory_and_bars_of_the_container_have_the_figures_of_both_series() {
-    let report = program::json(&["container", "--quick"]);
+    let report = container::quick();
     let memory = |row: &Value| row["case"].as_str().unwrap().to_owned();
     let is_bar = |row: &&Value| row["case"].as_str().unwrap().starts_with("BAR ");
-    let folios = rows(&report).filter(|row| !is_bar(row)).map(|row| (row, memory(row)));
+    let folios = rows(report).filter(|row| !is_bar(row)).map(|row| (row, memory(row)));
     assert_eq!(found(folios), figures(&LARGE_FOLIOS));
-    let bars = rows(&report).filter(is_bar).map(|row| {
+    let bars = rows(report).filter(is_bar).map(|row| {
         let name = memory(row);
         (row, if name.starts_with("BAR 32G") { "BAR 32G" } else { "a VM with four GPUs" }.into())
     });

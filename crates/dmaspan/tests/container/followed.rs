@@ -413,7 +413,7 @@ fn device_memory_is_out_of_reach_before_it_goes_however_maps_and_revocations_mee
                 }
             });
         }
-        for _ in 0..400 {
+        for _ in 0..100 {
             world.space.map_device(range.start(), bar, Rights::ReadWrite).unwrap();
             std::thread::yield_now();
             world.space.zap(range);

@@ -118,7 +118,7 @@ fn print(text: fmt::Arguments<'_>) {
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    // Whoever holds the lock may be the one that panics.
+    // The CPU that panics may hold the lock of the console.
     let _ = writeln!(Console, "FAIL: {info}");
     cpu::off()
 }

@@ -283,7 +283,7 @@ fn iommu(row: &Spanned<IommuRow>) -> Result<PaperIommu, Wrong> {
     }
     if let Some(rows) = &row.reserved {
         let reserved = |(name, range): (String, IovaRange)| {
-            // Who reads it on a terminal gets no control characters of it.
+            // A terminal that shows it gets no control characters of it.
             ReservedIovas { name: name.replace(char::is_control, "?"), range }
         };
         iommu.reserved = ranges(rows)?.into_iter().map(reserved).collect();

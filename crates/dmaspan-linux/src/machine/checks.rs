@@ -1,4 +1,4 @@
-//! What of a machine makes mapping fail or slow, with the commands that change it.
+//! Each setting of a machine that makes mapping fail or slow, with the command that changes it.
 
 use std::fmt;
 

@@ -286,7 +286,7 @@ fn header(line: &str) -> Option<Smap> {
     let offset = hex(words.next()?)?;
     words.next()?;
     let inode = words.next()?.parse().ok()?;
-    // Who reads it on a terminal gets no control characters of it.
+    // A terminal that shows it gets no control characters of it.
     let name = words.next().unwrap_or_default().trim().replace(char::is_control, "?");
     let page = sys::page_size();
     Some(Smap {

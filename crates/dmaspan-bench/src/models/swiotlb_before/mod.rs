@@ -65,7 +65,7 @@ struct Record {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
-/// What of the series a pool has.
+/// The patches of the series that a pool has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Patches {
     /// In how many areas it is divided, with a lock each.

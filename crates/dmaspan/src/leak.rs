@@ -106,8 +106,8 @@ pub(crate) fn dropped(what: &str, end: &str, addr: DmaAddr, held: Held) {
 /// The same, without a call where nothing is said.
 ///
 /// A driver that writes a place of a ring drops what was there. A call on that way, though it is
-/// hardly ever taken, keeps the new mapping out of registers: a fifth of what mapping costs where nothing is
-/// translated. Where an address is, this takes more registers than the call does.
+/// hardly ever taken, keeps the new mapping out of registers: a fifth of what mapping costs where
+/// nothing is translated. Where an address is, this takes more registers than the call does.
 #[inline(always)]
 pub(crate) fn dropped_in_place(what: &str, end: &str, addr: DmaAddr, held: Held) {
     if cfg!(feature = "log") {

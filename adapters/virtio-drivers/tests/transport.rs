@@ -1,4 +1,4 @@
-//! Which features a driver accepts through `BehindIommu`.
+//! A driver accepts only features through `BehindIommu` with which its addresses are translated.
 
 use dmaspan_virtio_drivers::BehindIommu;
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};

@@ -1,4 +1,4 @@
-//! Why a benchmark ended early, in the words that its user reads.
+//! The reason why a benchmark ended early, in the words that its user reads.
 
 use std::error::Error;
 use std::fmt::{self, Display};

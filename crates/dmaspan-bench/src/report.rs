@@ -1,4 +1,4 @@
-//! What came of a benchmark: named figures, as one object for programs and as tables for people.
+//! The results of a benchmark: named figures, as one object for programs and as tables for people.
 
 use std::fmt::Display;
 

@@ -1,4 +1,4 @@
-//! What work takes: clocks of one thread, and what is said of many turns.
+//! The clocks of one thread, and summaries of many turns.
 
 use std::thread;
 use std::time::{Duration, Instant};

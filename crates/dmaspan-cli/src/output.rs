@@ -1,4 +1,4 @@
-//! Where reports go, and in which form.
+//! The place and the form of a report.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! How programs end: exit codes, errors in one line, reports on standard output.
+//! The end of a program: exit codes, errors in one line, reports on standard output.
 
 use std::env;
 use std::io::{self, Write};

@@ -1,4 +1,5 @@
-//! What the authors of five series for Linux measured, to stand beside what is measured here.
+//! The measurements by the authors of five series for Linux, to stand beside those of the
+//! benchmarks.
 //!
 //! The figures are theirs, digit by digit. What differs between their machine and ours stands with
 //! each of them where it is shown: whoever shows it knows what it ran.

@@ -1,5 +1,5 @@
-//! How objects of this crate list what they hold, while others use them: a record at a time, under
-//! the object's lock, which nobody holds while a record is looked at.
+//! Listings of this crate's objects while others use them: a record at a time, under the object's
+//! lock, which nobody holds while a record is looked at.
 
 use std::{fmt, iter};
 

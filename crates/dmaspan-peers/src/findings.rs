@@ -1,4 +1,4 @@
-//! What was found in Linux's page tables, shown by its own code: the findings of the book.
+//! Findings in Linux's page tables, shown by its own code: those of the book.
 //!
 //! Each is a few calls to the tables and what they answered. A Linux that answers otherwise is
 //! said to, and is no failure.

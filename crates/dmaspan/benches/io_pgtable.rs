@@ -1,4 +1,4 @@
-//! What one range costs: nanoseconds to map and unmap it in tables that exist.
+//! The cost of one range: nanoseconds to map and unmap it in tables that exist.
 //!
 //! The cases are those of the harness that times Linux's own page tables in user space, so the two
 //! can be run side by side: 64-bit LPAE stage 1, 4K granule, coherent walks, no hardware to

@@ -1,4 +1,4 @@
-//! What a kernel brings to dmaspan: frames for page tables, and where buffers lie.
+//! A kernel's contribution to dmaspan: frames for page tables, and the place of buffers.
 //!
 //! A mebibyte of RAM plays the machine. Page tables live in its frames, a driver maps a buffer by
 //! the DMA API, and a device that an IOMMU translates for writes to it. On a real machine the IOMMU

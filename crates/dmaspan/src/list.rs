@@ -1,4 +1,4 @@
-//! How objects list what they hold, while others use them.
+//! Listings of objects while others use them.
 //!
 //! All listings are of one kind. A listing is an iterator that goes in steps: it takes the lock of
 //! its object, copies up to [`STEP`] records in the order of their addresses, lets go of the lock,

@@ -1,4 +1,4 @@
-//! What the kernel tries: all devices at work, and what must be refused.
+//! The kernel's trials: all devices at work, and the accesses that must be refused.
 
 use alloc::boxed::Box;
 use alloc::format;

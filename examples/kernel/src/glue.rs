@@ -1,5 +1,5 @@
-//! What a kernel with a heap and memory that is mapped one to one gives dmaspan. This file is there
-//! to be copied.
+//! The glue of a kernel that has a heap and memory mapped one to one. This file is there to be
+//! copied.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use alloc::boxed::Box;

@@ -1,4 +1,4 @@
-//! What drivers run on where there is no operating system: memory that hardware sees as the CPU
+//! The drivers' hardware where there is no operating system: memory that hardware sees as the CPU
 //! does, at the same addresses.
 
 use alloc::alloc::{Layout, alloc_zeroed};

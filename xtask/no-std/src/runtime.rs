@@ -1,4 +1,4 @@
-//! What a program needs where nothing else provides it: an entry point, a panic handler, an
+//! The runtime of a program where nothing else provides it: an entry point, a panic handler, an
 //! allocator and the memory functions that compiled code calls.
 
 use core::alloc::{GlobalAlloc, Layout};

@@ -1,4 +1,4 @@
-//! What the copy of a bounce slot costs beside the C library's `memcpy`, in instructions.
+//! The cost of a bounce slot's copy beside the C library's `memcpy`, in instructions.
 //!
 //! The emulator of programs says a line for each instruction that it runs one at a time. A test of
 //! `dmaspan-linux` copies a page as often as the environment says; two runs of it that differ in

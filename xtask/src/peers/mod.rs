@@ -1,4 +1,5 @@
-//! How dmaspan's page tables compare with Linux's own, on this machine: in time, or byte for byte.
+//! A comparison of dmaspan's page tables with Linux's own, on this machine: in time, or byte for
+//! byte.
 //!
 //! `xtask/peers/build.sh` takes Linux's source package from the machine's distribution and builds
 //! its page-table code, unmodified, into programs of their own. They and dmaspan's benchmark take

@@ -22,7 +22,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 18] = [
+pub const RULES: [Rule; 19] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -30,6 +30,7 @@ pub const RULES: [Rule; 18] = [
     words::leftovers,
     words::plans,
     words::machine_paths,
+    words::headless,
     errors::causes,
     errors::growth,
     documents::dependencies,

@@ -44,6 +44,11 @@ fn no_file_names_a_path_of_one_machine() {
 }
 
 #[test]
+fn every_module_s_first_sentence_has_a_subject() {
+    holds(words::headless);
+}
+
+#[test]
 fn every_error_says_its_cause() {
     holds(errors::causes);
 }

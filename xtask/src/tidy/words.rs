@@ -11,6 +11,8 @@ const MACROS: [&str; 3] = ["todo", "unimplemented", "dbg"];
 /// Words about plans, in lower case; `#` stands for a number.
 const PLANS: [&[&str]; 4] =
     [&["phase", "#"], &["for", "now"], &["later", "version"], &["in", "the", "future"]];
+/// Words that begin a clause and name no subject.
+const CLAUSES: [&str; 7] = ["What", "Who", "Which", "Whether", "How", "Where", "Why"];
 /// First folders of absolute paths that only one machine has.
 const PLACES: [&str; 3] = ["work", "root", "home"];
 
@@ -53,6 +55,22 @@ fn says(words: &[Token], wanted: &[&str]) -> bool {
         wanted => word.text.eq_ignore_ascii_case(wanted),
     };
     words.len() >= wanted.len() && words.iter().zip(wanted).all(matches)
+}
+
+/// Finds modules whose documentation begins without a subject.
+pub fn headless(tree: &Tree) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (file, _) in tree.rust("") {
+        let first = (1..).zip(file.text.lines()).find(|(_, line)| line.starts_with("//! "));
+        let Some((number, line)) = first else { continue };
+        let word = line["//! ".len()..].split(' ').next().unwrap_or_default();
+        if CLAUSES.contains(&word) {
+            let what =
+                format!("the module's first sentence begins with \"{word}\"; name what it is");
+            problems.push(Problem::new(&file.path, number, what));
+        }
+    }
+    problems
 }
 
 /// Finds paths that only one machine has.
@@ -99,6 +117,13 @@ mod tests {
         let harmless =
             "// in both phases; the phase of a wave; for nowhere\nlet for_now = \"for now\";";
         assert!(lines(plans, "a.rs", harmless).is_empty());
+    }
+
+    #[test]
+    fn modules_whose_first_sentence_has_no_subject_are_found() {
+        assert_eq!(lines(headless, "a.rs", "\n//! What it is.\n//! Which too.\n"), [2]);
+        assert!(lines(headless, "a.rs", "//! Tables.\n//!\n//! What they are.\n").is_empty());
+        assert!(lines(headless, "a.rs", "/// What it is.\nstruct A;\n").is_empty());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which CPU a thread runs on.
+//! The CPU that a thread runs on.
 
 use std::mem;
 use std::sync::{Barrier, OnceLock};

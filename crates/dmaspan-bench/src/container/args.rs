@@ -1,4 +1,4 @@
-//! What `dmaspan-bench container` takes.
+//! The arguments of `dmaspan-bench container`.
 
 use dmaspan_cli::options::run_count;
 use dmaspan_cli::size::ByteSize;

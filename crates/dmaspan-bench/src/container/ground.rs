@@ -1,4 +1,5 @@
-//! What a case maps: simulated memory or BARs, in a user's space, and who maps which part of it.
+//! The ground of a case: simulated memory or BARs in a user's space, divided among the mapping
+//! threads.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is measured: the cases, and what each of them maps.
+//! The cases of the benchmark, and the ranges that each of them maps.
 
 use super::args::ContainerArgs;
 use crate::failed::Failed;

@@ -1,4 +1,4 @@
-//! What came of `dmaspan-bench container`, for people and for programs.
+//! The results of `dmaspan-bench container`, for people and for programs.
 
 use dmaspan_cli::series::{HUGE_PFNMAPS, LARGE_FOLIOS, SeriesRow};
 use dmaspan_cli::size::ByteSize;

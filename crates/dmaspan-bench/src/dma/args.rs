@@ -1,4 +1,4 @@
-//! What `dmaspan-bench dma` takes: the letters of Linux's tools/dma/dma_map_benchmark.c.
+//! The arguments of `dmaspan-bench dma`: the letters of Linux's tools/dma/dma_map_benchmark.c.
 
 use clap::ValueEnum;
 use dmaspan::Direction;

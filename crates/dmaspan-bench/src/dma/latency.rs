@@ -1,4 +1,4 @@
-//! How long operations took: counted in buckets of fixed limits, so that adding one allocates
+//! Latencies of operations, counted in buckets of fixed limits, so that adding one allocates
 //! nothing.
 
 /// Buckets of an octave: a percentile is right to 3 %.

@@ -1,4 +1,4 @@
-//! What is measured: the cases, and the buffers of each.
+//! The cases of the benchmark, and the buffers of each.
 
 use std::fmt::Display;
 use std::sync::Arc;

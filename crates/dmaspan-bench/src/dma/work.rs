@@ -1,4 +1,4 @@
-//! What a thread does: fill, map, wait, unmap, and again.
+//! The work of a thread: fill, map, wait, unmap, and again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,4 +1,4 @@
-//! What `dmaspan-bench fixed` takes.
+//! The arguments of `dmaspan-bench fixed`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What a run takes: time, CPU time, and requests to the disk.
+//! The costs of a run: time, CPU time, and requests to the disk.
 
 use std::fs;
 use std::time::Duration;

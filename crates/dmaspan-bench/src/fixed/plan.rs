@@ -1,4 +1,4 @@
-//! What is measured: which reads, into what memory.
+//! The cases of the benchmark: the reads, and the memory that each of them fills.
 
 use dmaspan_linux::MemoryKind;
 

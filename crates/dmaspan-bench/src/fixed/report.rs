@@ -1,4 +1,4 @@
-//! What came of `dmaspan-bench fixed`, for people and for programs.
+//! The results of `dmaspan-bench fixed`, for people and for programs.
 
 use std::fs;
 

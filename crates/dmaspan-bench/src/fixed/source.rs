@@ -1,4 +1,4 @@
-//! What is read or written: a file or a disk, and what the kernel says of it.
+//! The file or disk that is read or written, and the kernel's description of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! What is measured: the cases of one format.
+//! The cases of one format.
 
 use dmaspan::io_pgtable::Format;
 use dmaspan::{PhysAddr, Span, lg2};

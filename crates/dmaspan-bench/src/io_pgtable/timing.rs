@@ -1,4 +1,4 @@
-//! How long a case takes: rounds of both ways in turn, and their medians.
+//! The timing of a case: rounds of both ways in turn, and their medians.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! What the benchmarks measure against, and what stands in for hardware there: Linux as it was, and
-//! tables, pins and slots of which a part is left out of the time.
+//! The models that the benchmarks measure against, and the stand-ins for hardware: Linux as it was,
+//! and tables, pins and slots of which a part is left out of the time.
 //!
 //! | | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What `dmaspan-bench regbuf` takes.
+//! The arguments of `dmaspan-bench regbuf`.
 
 use clap::ValueEnum;
 

@@ -1,4 +1,4 @@
-//! Whether both ways lead to the same bytes.
+//! A check that both ways lead to the same bytes.
 
 use super::plan::Io;
 use super::work::{ByPage, BySegment};

@@ -1,4 +1,4 @@
-//! What came of `dmaspan-bench regbuf`, for people and for programs.
+//! The results of `dmaspan-bench regbuf`, for people and for programs.
 
 use comfy_table::Table;
 use dmaspan::PhysAddr;

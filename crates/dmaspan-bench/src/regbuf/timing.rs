@@ -1,5 +1,5 @@
-//! How long things take: turns of passes, of each of which the median counts, so that a wait for a
-//! CPU is left out.
+//! The timing of passes: turns, of each of which the median counts, so that a wait for a CPU is
+//! left out.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What `dmaspan-bench swiotlb` takes.
+//! The arguments of `dmaspan-bench swiotlb`.
 
 use dmaspan_cli::options::Whole;
 use dmaspan_cli::size::ByteSize;

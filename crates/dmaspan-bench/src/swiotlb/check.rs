@@ -1,4 +1,4 @@
-//! Whether slots held what they should, once a turn is over.
+//! A check after each turn that slots held the bytes that they should.
 
 use dmaspan::swiotlb::Fill;
 use dmaspan::{Direction, HostAddr, Span, UserAddr, UserRange};

@@ -1,4 +1,4 @@
-//! What jobs do, and how long it takes.
+//! The work of jobs, and its time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

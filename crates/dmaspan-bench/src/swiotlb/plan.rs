@@ -1,4 +1,4 @@
-//! What is measured: the cases, and how long.
+//! The cases of the benchmark, and their length.
 
 use dmaspan::Direction;
 use dmaspan::swiotlb::{Fill, MAX_AREAS};

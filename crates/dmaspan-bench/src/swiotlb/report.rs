@@ -1,4 +1,4 @@
-//! What came of `dmaspan-bench swiotlb`, for people and for programs.
+//! The results of `dmaspan-bench swiotlb`, for people and for programs.
 
 use dmaspan_cli::series::{SWIOTLB, SeriesRow, Told};
 use dmaspan_cli::size::ByteSize;

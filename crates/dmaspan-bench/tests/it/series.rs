@@ -1,5 +1,5 @@
-//! What the authors of five series for Linux measured stands in the rows of the benchmarks that
-//! repeat it, each figure once, with what differs.
+//! The measurements by the authors of five series for Linux stand in the rows of the benchmarks
+//! that repeat them, each figure once, with the circumstances that differ.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,4 @@
-//! Which device has which page table: what an IOMMU's own table says, found by the IOMMU's
-//! registers.
+//! The devices of a page table, read from an IOMMU's own table, which the IOMMU's registers name.
 //!
 //! Sources: Intel VT-d, D51397, 9.1 "Root Entry" to 9.6 "Scalable-Mode PASID Table Entry" and
 //! 11.4.5 "Root Table Address Register"; AMD IOMMU, 48882, 2.2.2.1 "Device Table Entry Format" and

@@ -1,4 +1,4 @@
-//! What is different between two dumps.
+//! The difference of two dumps.
 
 use dmaspan::Prot;
 

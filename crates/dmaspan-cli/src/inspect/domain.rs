@@ -1,4 +1,5 @@
-//! What one tree translates: its leaves, tables and faults, as all readers of dumps make them.
+//! The translation of one tree: its leaves, tables and faults, in the form that all readers of
+//! dumps make.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! What in a dump deserves a look: broken tables, and mappings that reach what they should not.
+//! Findings in a dump: broken tables, and mappings that reach memory that they should not reach.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Which tables are read: `--iommu` names a format and what distinguishes tables of it.
+//! The tables that are read: `--iommu` names a format and the variant of it.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! What `dmaspan plan` prints as a page.
+//! The output of `dmaspan plan` as a page.
 
 use dmaspan_linux::plan::forecast::{
     Forecast, ForecastMap, LeafCount, PaperLayout, PlanFinding, PlanSeverity,

@@ -1,4 +1,4 @@
-//! What `dmaspan plan` prints for people.
+//! The output of `dmaspan plan` for people.
 
 use comfy_table::Table;
 use dmaspan_linux::plan::forecast::{

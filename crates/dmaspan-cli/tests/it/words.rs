@@ -1,4 +1,5 @@
-//! What the program says, and where, in circumstances that are not the usual ones.
+//! The program's words, and the stream that they go to, in circumstances that are not the usual
+//! ones.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;

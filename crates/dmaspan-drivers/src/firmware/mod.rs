@@ -1,5 +1,5 @@
-//! What firmware says: which IOMMU serves which requester, by which stream, and which memory is
-//! reserved.
+//! Firmware's description of a machine's IOMMUs: which IOMMU serves which requester, by which
+//! stream, and which memory is reserved.
 //!
 //! | function | what it reads | source |
 //! |---|---|---|

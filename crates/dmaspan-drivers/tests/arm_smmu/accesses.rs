@@ -1,4 +1,4 @@
-//! What devices reach, with every format.
+//! Devices reach the mapped memory and nothing else, with every format.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;

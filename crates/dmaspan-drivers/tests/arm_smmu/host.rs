@@ -1,4 +1,4 @@
-//! Where the driver runs: registers of the model, and a host that gives up soon.
+//! The driver's platform in these tests: registers of the model, and a host that gives up soon.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

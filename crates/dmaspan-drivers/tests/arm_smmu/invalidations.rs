@@ -1,4 +1,4 @@
-//! What hardware is told to forget, counted.
+//! The invalidations that hardware is told, counted.
 
 use std::thread;
 

@@ -1,4 +1,4 @@
-//! What the driver makes of hardware as it finds it.
+//! The driver takes over hardware in whatever state it finds it.
 
 use std::sync::Arc;
 

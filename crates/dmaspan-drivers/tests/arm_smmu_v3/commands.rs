@@ -1,4 +1,4 @@
-//! Which commands make hardware forget what.
+//! The commands that make hardware forget its caches, one by one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

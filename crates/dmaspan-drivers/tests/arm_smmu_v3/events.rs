@@ -1,4 +1,4 @@
-//! What becomes of events, true and false ones.
+//! The driver reports events, true and false ones.
 
 use std::sync::Arc;
 

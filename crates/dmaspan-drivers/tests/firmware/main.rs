@@ -1,4 +1,4 @@
-//! What firmware says of IOMMUs: the tables of QEMU's machines, tables that tests make, and damage.
+//! Firmware's tables of IOMMUs: those of QEMU's machines, tables that tests make, and damaged ones.
 
 #![expect(clippy::cast_possible_truncation, reason = "tables of tests are short")]
 

@@ -1,4 +1,4 @@
-//! What becomes of entries where hardware did not answer, and at the end.
+//! Entries stay safe where hardware did not answer, and at the end.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which domains a stream can have.
+//! A stream takes only domains that the hardware can walk.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How hardware is taken over, and what it takes.
+//! The driver takes hardware over, and says which hardware it takes.
 
 use std::sync::Arc;
 

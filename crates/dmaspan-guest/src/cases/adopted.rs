@@ -1,5 +1,5 @@
-//! What the application brings: memory, mapped and reached by a device in both directions, and
-//! address spaces.
+//! Memory and address spaces that the application brings: the memory is mapped, and a device
+//! reaches it in both directions.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What cases are told of the guest, and what they may need of it.
+//! The facts about the guest that cases are told, and the means that they may need of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What a forecast says, against what the kernel then does.
+//! A forecast beside the kernel's answers afterwards.
 
 use std::fs;
 use std::sync::Arc;

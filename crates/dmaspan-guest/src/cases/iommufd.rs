@@ -1,4 +1,4 @@
-//! What iommufd alone has, with a device behind an IOMMU.
+//! The operations of iommufd alone, with a device behind an IOMMU.
 
 use std::sync::Arc;
 

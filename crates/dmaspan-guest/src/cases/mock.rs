@@ -1,4 +1,4 @@
-//! What iommufd does with the devices that it has for its own tests.
+//! The operations of iommufd on the devices that it has for its own tests.
 
 use std::fs::File;
 use std::os::fd::AsFd;

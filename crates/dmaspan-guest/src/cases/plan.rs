@@ -1,4 +1,4 @@
-//! What planning saves, and that it costs nothing.
+//! Planning saves requests, and costs nothing.
 //!
 //! Where instructions are counted, a time is their number, and times are compared.
 

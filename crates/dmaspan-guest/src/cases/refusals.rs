@@ -1,4 +1,4 @@
-//! What a space refuses, and what is left behind: nothing.
+//! A space's refusals, which leave nothing behind.
 
 use std::env;
 use std::fs;

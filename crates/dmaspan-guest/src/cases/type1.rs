@@ -1,4 +1,4 @@
-//! What VFIO's type 1 alone has.
+//! The operations of VFIO's type 1 alone.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Why a file is not copied.
+//! The reason why a file is not copied.
 
 use std::io;
 use std::path::PathBuf;

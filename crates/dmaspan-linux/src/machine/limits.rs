@@ -1,4 +1,4 @@
-//! What a process may pin and use.
+//! The limits of a process's pins, and its use of them.
 
 use std::io;
 use std::path::{Path, PathBuf};

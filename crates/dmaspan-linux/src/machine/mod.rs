@@ -1,4 +1,4 @@
-//! What the machine, its kernel and a process allow, read from `/proc` and `/sys`.
+//! The limits that the machine, its kernel and a process set, read from `/proc` and `/sys`.
 //!
 //! [`MachineFiles`] reads those of this machine, or copies of another one's. Nothing is changed.
 //!

@@ -1,5 +1,5 @@
-//! What the machine, its kernel and this process bring along, whatever the function: the IOMMU,
-//! modules, nodes and rights.
+//! The circumstances that the machine, its kernel and this process bring along, whatever the
+//! function: the IOMMU, modules, nodes and rights.
 
 use std::fmt;
 use std::fs::{self, Metadata};

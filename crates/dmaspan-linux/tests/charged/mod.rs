@@ -1,4 +1,4 @@
-//! What the kernel charges for pins by io_uring, for tests that count them.
+//! The kernel's charge for pins by io_uring, for tests that count them.
 
 use std::fs;
 use std::sync::{Arc, OnceLock};

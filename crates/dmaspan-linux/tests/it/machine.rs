@@ -1,4 +1,4 @@
-//! What is said of another process is what that process finds itself.
+//! The description of another process is the one that this process gives of itself.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,5 +1,5 @@
-//! What is kept, what is forgotten, and when. The tables are 4K ones of three levels at 0x1000,
-//! 0x2000 and 0x3000, written by hand.
+//! The IOTLB keeps and forgets entries when it should. The tables are 4K ones of three levels at
+//! 0x1000, 0x2000 and 0x3000, written by hand.
 
 use dmaspan::iommu::{Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr};

@@ -1,4 +1,4 @@
-//! What a device does with what is mapped, and what it does beside it; and syncs.
+//! A device's accesses to mapped memory and beside it, and syncs.
 
 use dmaspan::{Direction, Iova, IovaRange, Prot};
 

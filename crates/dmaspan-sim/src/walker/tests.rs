@@ -1,4 +1,4 @@
-//! What holds of every walker that shares the way down, whatever the tables hold.
+//! Properties of every walker that shares the way down, whatever the tables hold.
 
 use dmaspan::{Iova, PhysAddr, lg2};
 

@@ -1,6 +1,6 @@
-//! How a device reaches its translation, and where it keeps [raw](super::raw) mappings: directly
-//! where the type of the translation is known, and by one indirect call for a whole map or unmap
-//! where it is not.
+//! A device's way to its translation, and the place of its [raw](super::raw) mappings: direct where
+//! the type of the translation is known, and by one indirect call for a whole map or unmap where it
+//! is not.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

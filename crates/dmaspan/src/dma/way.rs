@@ -1,4 +1,4 @@
-//! Which way a device comes to a piece: translated, by its own address, or by way of slots.
+//! A device's way to a piece: translated, by its own address, or by way of slots.
 
 use super::bounce::BouncePool;
 use super::device::{Device, Policy, Trust};

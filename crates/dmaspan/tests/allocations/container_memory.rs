@@ -1,4 +1,4 @@
-//! What containers allocate: little to map terabytes, and nothing to unmap them.
+//! A container allocates little to map terabytes, and nothing to unmap them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What becomes of a container when there is no memory.
+//! A container stays as it was when there is no memory.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What it costs in memory to track writes: what is written, and not what a client says.
+//! Tracking writes costs memory in proportion to the writes, and not to a client's claims.
 
 use std::sync::Arc;
 

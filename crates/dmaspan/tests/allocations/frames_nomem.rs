@@ -1,4 +1,4 @@
-//! What becomes of table memory when there is no memory.
+//! Table memory stays as it was when there is no memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;

@@ -1,6 +1,6 @@
-//! What the stack allocates, and what becomes of it where there is no memory: an allocation that
-//! may fail changes nothing. Those that may not fail end the program, and what takes things away
-//! has none of them.
+//! The stack's allocations, and its state where there is no memory: an allocation that may fail
+//! changes nothing. An allocation that may not fail ends the program, and operations that take
+//! things away have none of them.
 //!
 //! A program of its own: its allocator counts what each thread allocates, and fails where a test
 //! says so.

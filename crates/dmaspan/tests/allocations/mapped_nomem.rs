@@ -1,5 +1,5 @@
-//! What becomes of mapping a registered buffer, or of a buffer of a client's regions, when there is
-//! no memory.
+//! Mapping a registered buffer, or a buffer of a client's regions, changes nothing when there is no
+//! memory.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;

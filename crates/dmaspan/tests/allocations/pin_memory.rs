@@ -1,4 +1,4 @@
-//! What a pin of terabytes allocates: nothing.
+//! A pin of terabytes allocates nothing.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What becomes of a bounce pool when there is no memory.
+//! A bounce pool stays as it was when there is no memory.
 
 use std::cell::Cell;
 

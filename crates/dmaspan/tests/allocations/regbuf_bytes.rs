@@ -1,4 +1,4 @@
-//! How much memory it takes to register a terabyte: some bytes for each folio, none for each page.
+//! Registering a terabyte takes some bytes of memory for each folio, and none for each page.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Barrier};

@@ -1,4 +1,4 @@
-//! What becomes of registered buffers when there is no memory.
+//! Registered buffers stay as they were when there is no memory.
 
 use std::sync::Arc;
 

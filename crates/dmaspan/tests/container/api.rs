@@ -1,4 +1,4 @@
-//! What users of the interface may ask for that nobody would.
+//! Odd requests through the public interface.
 
 use std::sync::Arc;
 

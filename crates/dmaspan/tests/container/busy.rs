@@ -1,4 +1,4 @@
-//! What others may do while a mapping is under construction.
+//! Requests of others while a mapping is under construction.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

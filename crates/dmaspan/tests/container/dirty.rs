@@ -1,4 +1,4 @@
-//! What was written is reported: all of it, and with pages and hardware's marks nothing else.
+//! A container reports every write, and with pages and hardware's marks nothing else.
 
 use std::sync::Arc;
 

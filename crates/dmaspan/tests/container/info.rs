@@ -1,4 +1,4 @@
-//! What a container says can be mapped, and what it refuses to attach.
+//! A container says which ranges can be mapped, and which devices it refuses.
 
 use std::sync::Arc;
 

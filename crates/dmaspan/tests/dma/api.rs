@@ -1,4 +1,4 @@
-//! What programs ask of the types of the DMA API beside what they do.
+//! Requests of programs to the types of the DMA API beside mapping.
 
 use std::error::Error as StdError;
 use std::sync::Arc;

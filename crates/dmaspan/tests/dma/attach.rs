@@ -1,4 +1,4 @@
-//! What a stream reaches: blocked, all memory, or what a domain maps, and the way between them.
+//! A stream's reach: blocked, all memory, or the mappings of a domain, and the way between them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

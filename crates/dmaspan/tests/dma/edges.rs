@@ -1,5 +1,5 @@
-//! What seldom happens to mappings: hooks that panic, memory at the ends of all addresses, owners
-//! that map when they are dropped, devices with odd limits.
+//! Rare events of mappings: hooks that panic, memory at the ends of all addresses, owners that map
+//! when they are dropped, devices with odd limits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

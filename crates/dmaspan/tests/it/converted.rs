@@ -1,4 +1,4 @@
-//! What `?` makes of errors that hand something back, and what it does not lose.
+//! `?` converts errors that hand something back, and loses nothing.
 
 use std::error;
 

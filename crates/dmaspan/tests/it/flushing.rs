@@ -1,4 +1,4 @@
-//! How often entries are written back for a walker that does not see the CPU's caches.
+//! The number of write-backs of entries for a walker that does not see the CPU's caches.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

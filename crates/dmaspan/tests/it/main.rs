@@ -1,4 +1,4 @@
-//! What the core promises, tried from outside.
+//! The core's promises, tried from outside.
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
 mod bounced_frames;

@@ -1,4 +1,4 @@
-//! Where the tests run: locks that loom sees, CPUs that threads say, and a clock that they set.
+//! The tests' platform: locks that loom sees, CPUs that threads say, and a clock that they set.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What is charged and pinned is what live buffers have, whoever shares them and in whatever order
+//! The charges and pins are those of the live buffers, whoever shares them and in whatever order
 //! they go.
 
 use std::collections::BTreeSet;

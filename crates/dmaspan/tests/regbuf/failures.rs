@@ -1,4 +1,4 @@
-//! What fails leaves nothing behind: no pin, no charge, no slot.
+//! A failure leaves nothing behind: no pin, no charge, no slot.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

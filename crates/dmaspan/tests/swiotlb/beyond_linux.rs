@@ -1,4 +1,4 @@
-//! What a pool does better than Linux's bounce buffers: each test fails where slots are managed as
+//! A pool does better than Linux's bounce buffers: each test fails where slots are managed as
 //! there.
 
 use dmaspan::Direction;

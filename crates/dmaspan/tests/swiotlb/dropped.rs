@@ -1,4 +1,4 @@
-//! What a pool leaves behind.
+//! A dropped pool leaves nothing behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;

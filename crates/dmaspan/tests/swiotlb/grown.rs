@@ -1,4 +1,4 @@
-//! What a pool that has grown says of itself.
+//! The statistics of a pool that has grown.
 
 use dmaspan::swiotlb::{Error, Growth, PoolConfig, SlotRequest};
 

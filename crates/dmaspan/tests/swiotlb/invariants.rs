@@ -1,4 +1,4 @@
-//! What always holds of slots, case by case; `random` has all of it in random histories.
+//! The invariants of slots, case by case; `random` has all of them in random histories.
 
 use dmaspan::Direction;
 use dmaspan::swiotlb::{Error, Fill, PoolConfig, SlotRequest};

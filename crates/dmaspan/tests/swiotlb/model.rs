@@ -1,4 +1,4 @@
-//! What a pool has to do, told by addresses and bytes alone.
+//! The duties of a pool, told by addresses and bytes alone.
 
 use dmaspan::Span;
 use dmaspan::swiotlb::SlotRequest;

@@ -1,4 +1,4 @@
-//! What firmware says of the machine.
+//! Firmware's description of the machine.
 
 use core::ops::Range;
 

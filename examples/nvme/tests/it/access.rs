@@ -1,4 +1,4 @@
-//! How the driver reaches the controller in memory.
+//! The driver's access to the controller in memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! What the program says, and where, without a controller.
+//! The program's words, and the stream that they go to, without a controller.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! How many pages a bvec stands for (`io_check_coalesce_buffer`, `io_coalesce_buffer`).
+//! The pages that one bvec stands for (`io_check_coalesce_buffer`, `io_coalesce_buffer`).
 
 use dmaspan::{PhysAddr, lg2};
 

@@ -1,4 +1,4 @@
-//! What a device is given of an import: scatter-gather entries, and NVMe's two forms of them.
+//! The descriptors of an import: scatter-gather entries, and NVMe's two forms of them.
 
 use std::num::NonZeroU32;
 

@@ -1,4 +1,4 @@
-//! Which folio a page is of.
+//! The folio of a page.
 
 use dmaspan::{PhysAddr, lg2};
 

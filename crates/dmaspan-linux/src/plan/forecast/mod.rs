@@ -1,4 +1,4 @@
-//! What mapping will cost and whether it will fail, said before the kernel is asked for anything.
+//! A forecast of a mapping's cost and failure, made before the kernel is asked for anything.
 //!
 //! A [`PaperLayout`] says what shall be mapped, behind which IOMMU, and within which limits; its
 //! memory need not exist. A [`Forecast`] has all that is to say of it: what is refused, what each

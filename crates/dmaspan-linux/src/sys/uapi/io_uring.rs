@@ -1,5 +1,5 @@
-//! What io_uring_register(2) takes for tables of buffers (include/uapi/linux/io_uring.h): the crate
-//! `io-uring` has it for its own rings alone.
+//! The arguments of io_uring_register(2) for tables of buffers (include/uapi/linux/io_uring.h): the
+//! crate `io-uring` has them for its own rings alone.
 
 use super::structures;
 

@@ -1,4 +1,4 @@
-//! What pools are made of, and what they refuse.
+//! The memory that pools are made of, and the memory that they refuse.
 
 #![expect(unsafe_code, reason = "memory of the application's own")]
 

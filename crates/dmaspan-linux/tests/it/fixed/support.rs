@@ -1,4 +1,4 @@
-//! What the tests share.
+//! The parts that the tests share.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,4 @@
-//! What others map in a space, or use beside it, is passed over.
+//! A plan passes over ranges that others map in a space, or use beside it.
 
 use std::sync::Arc;
 

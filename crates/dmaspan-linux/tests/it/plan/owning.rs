@@ -1,4 +1,4 @@
-//! What is mapped owns its memory.
+//! A mapping owns its memory.
 
 use std::sync::Arc;
 

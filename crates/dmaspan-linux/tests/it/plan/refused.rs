@@ -1,4 +1,4 @@
-//! What cannot be mapped is refused before the space is asked, and named.
+//! A mapper refuses and names memory that cannot be mapped, before it asks the space.
 
 use std::sync::Arc;
 

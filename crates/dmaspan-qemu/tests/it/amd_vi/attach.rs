@@ -1,4 +1,4 @@
-//! What a device reaches is what it is attached to, from one moment on.
+//! A device reaches the domain that it is attached to, from one moment on.
 
 use dmaspan::Prot;
 use dmaspan::iommu::{AllMemory, AttachError, Port as _, RegionKind, ReservedRegions, Target};

@@ -1,4 +1,4 @@
-//! What the hardware refuses is reported.
+//! The driver reports the accesses that the hardware refuses.
 
 use dmaspan::iommu::{FaultAccess, FaultReason, FaultReport, FaultState};
 use dmaspan::{Iova, Prot};

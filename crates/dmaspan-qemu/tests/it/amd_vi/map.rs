@@ -1,4 +1,4 @@
-//! What is mapped is reached as it is mapped, and nothing else.
+//! A device reaches memory as it is mapped, and nothing else.
 
 use dmaspan::io_pgtable::AmdV1Config;
 use dmaspan::{Iova, Prot, lg2};

@@ -1,4 +1,4 @@
-//! Where QEMU 11.1's model falls short of the manual. A test that fails here says that a newer one
+//! Limits of QEMU 11.1's model against the manual. A test that fails here says that a newer model
 //! does better, and that more can be asked of it.
 
 use dmaspan::Prot;

@@ -1,4 +1,4 @@
-//! What streams reach, and when that changes.
+//! A stream's reach, and the moments when it changes.
 
 use dmaspan::Prot;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2};

@@ -1,5 +1,4 @@
-//! How hardware is told, and the fewest commands that it can do with: from the manuals, and not
-//! from the drivers.
+//! The fewest commands that hardware can do with: from the manuals, and not from the drivers.
 
 use dmaspan::IovaRange;
 

@@ -1,5 +1,5 @@
-//! What it costs to make hardware forget: the commands between a driver and QEMU's IOMMUs, counted
-//! by a [`Tap`](dmaspan_qemu::Tap) that shares nothing with the driver, beside the fewest that the
+//! The cost of making hardware forget: the commands between a driver and QEMU's IOMMUs, counted by
+//! a [`Tap`](dmaspan_qemu::Tap) that shares nothing with the driver, beside the fewest that the
 //! hardware can do with, and beside unmapping page at a time.
 //!
 //! The test of a gibibyte prints a table. Of the page-at-a-time way it does as many pages as

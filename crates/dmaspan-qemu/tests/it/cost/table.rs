@@ -1,4 +1,4 @@
-//! What is unmapped, and the table of what it cost.
+//! The unmapped ranges, and the table of their cost.
 
 use std::env;
 

@@ -1,4 +1,4 @@
-//! How each driver starts, and what its model is like.
+//! The start of each driver, and the properties of its model.
 
 use std::sync::Arc;
 

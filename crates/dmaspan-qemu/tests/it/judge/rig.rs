@@ -1,4 +1,4 @@
-//! What the judge needs to know of each IOMMU.
+//! The facts about each IOMMU that the judge needs.
 
 use std::sync::Arc;
 

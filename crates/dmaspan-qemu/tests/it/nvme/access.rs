@@ -1,4 +1,4 @@
-//! How the driver reaches a controller of a machine.
+//! The driver's access to a controller of a machine.
 //!
 //! All that the controller is to reach, queues and buffers, is registered and mapped by a
 //! [`Device`], so what lies between the controller and memory is that device's business.

@@ -1,4 +1,4 @@
-//! What a controller is made to do, whatever lies between it and memory.
+//! The exercise of a controller, whatever lies between it and memory.
 
 use dmaspan::dma::{Device, FromRegistered, NoPool, Translation};
 use dmaspan_nvme::{QueueConfig, Transfer};

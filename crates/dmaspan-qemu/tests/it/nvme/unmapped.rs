@@ -1,4 +1,4 @@
-//! What a controller does with addresses that are mapped no more.
+//! A controller fails commands whose addresses are mapped no more.
 //!
 //! QEMU's controller is not told that an access failed: it goes on, with zeros for what it could
 //! not read. So memory and what the IOMMU reports tell, and not how a command ended, but for those

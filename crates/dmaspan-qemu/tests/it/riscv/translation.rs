@@ -1,4 +1,4 @@
-//! What is mapped is reached, and nothing else is.
+//! A device reaches mapped memory, and nothing else.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,4 +1,4 @@
-//! What the model records, and what becomes of more than it has room for.
+//! The model's fault records, and the faults beyond the room for them.
 
 use dmaspan::iommu::FaultAccess;
 use dmaspan_qemu::Edu;

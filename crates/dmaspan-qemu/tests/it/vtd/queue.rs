@@ -1,4 +1,5 @@
-//! What hardware is told: how much of it, and what becomes of what it does not understand.
+//! The commands that hardware is told: their number, and the fate of those that it does not
+//! understand.
 
 use std::sync::Arc;
 

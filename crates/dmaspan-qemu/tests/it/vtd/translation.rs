@@ -1,4 +1,4 @@
-//! What is mapped is reached, and nothing else.
+//! A device reaches mapped memory, and nothing else.
 
 use dmaspan::iommu::{FaultAccess, FaultReason, Target};
 use dmaspan::{PhysAddr, Prot, Span};

@@ -1,4 +1,4 @@
-//! Which frames a pin holds, and when they go.
+//! A pin holds its frames until it goes.
 
 use super::*;
 

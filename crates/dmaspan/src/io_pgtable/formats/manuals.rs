@@ -1,5 +1,5 @@
-//! What the manuals of the formats call tables, entries and fields. The sources are those that each
-//! format's file names.
+//! The manuals' names for tables, entries and fields. The sources are those that each format's file
+//! names.
 
 use crate::io_pgtable::manual::{EntryField, Manual, ManualEntry, ManualLevel};
 

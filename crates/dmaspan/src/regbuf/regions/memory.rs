@@ -1,5 +1,5 @@
-//! What is behind a region: memory that is mapped in this program, or memory that a client is asked
-//! for.
+//! The memory behind a region: memory that is mapped in this program, or memory that a client is
+//! asked for.
 
 use core::fmt;
 use core::marker::PhantomData;

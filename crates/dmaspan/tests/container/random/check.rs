@@ -1,4 +1,4 @@
-//! What always holds of containers, looked at after every operation.
+//! The invariants of containers, checked after every operation.
 
 use dmaspan::{PhysAddr, Prot};
 

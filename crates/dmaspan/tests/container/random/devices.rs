@@ -1,4 +1,4 @@
-//! What devices do, emulated and others, and what moves users' memory.
+//! The work of devices, emulated and others, and the moves of users' memory.
 
 use dmaspan::container::ExternalPin;
 use dmaspan::pin::Dirty;

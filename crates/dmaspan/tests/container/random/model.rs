@@ -1,4 +1,4 @@
-//! What a container is to have: a map of pages, and the rules of VFIO.
+//! The model of a container: a map of pages, and the rules of VFIO.
 
 use std::collections::{BTreeMap, BTreeSet};
 

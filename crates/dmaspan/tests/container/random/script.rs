@@ -1,4 +1,4 @@
-//! What is done: numbers are taken modulo what there is.
+//! The operations of a history: numbers are taken modulo the number of choices.
 
 use dmaspan::Prot;
 use dmaspan::account::Counting;

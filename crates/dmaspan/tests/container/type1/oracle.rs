@@ -1,4 +1,4 @@
-//! What Linux answers, written down once more: plain checks over a list of mappings.
+//! Linux's answers, written down once more: plain checks over a list of mappings.
 
 use dmaspan::Errno;
 

@@ -1,4 +1,4 @@
-//! What Linux's selftests of VFIO and of iommufd's VFIO interface try
+//! The requests of Linux's selftests of VFIO and of iommufd's VFIO interface
 //! (tools/testing/selftests/vfio and iommu/iommufd.c), against this type1.
 
 use std::sync::Arc;

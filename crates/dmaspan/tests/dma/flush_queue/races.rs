@@ -1,4 +1,4 @@
-//! What one thread asks for while another one flushes.
+//! Requests of one thread while another one flushes.
 
 use std::sync::mpsc;
 use std::time::Duration;

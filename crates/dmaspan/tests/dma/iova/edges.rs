@@ -1,4 +1,4 @@
-//! What lies in the caches of others, and the edges of apertures and granules.
+//! Ranges in the caches of others, and the edges of apertures and granules.
 
 use super::*;
 

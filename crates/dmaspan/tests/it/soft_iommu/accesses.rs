@@ -1,4 +1,4 @@
-//! What a device model gets of one access.
+//! The memory that a device model gets of one access.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

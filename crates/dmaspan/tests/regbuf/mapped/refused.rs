@@ -1,4 +1,4 @@
-//! What cannot be mapped once and for all, and why.
+//! Buffers that cannot be mapped once and for all are refused with the reason.
 
 use std::sync::Arc;
 

@@ -1,10 +1,12 @@
 //! Intel's `domain_translation_struct`, as Linux prints it in debugfs.
 //!
-//! Source: Linux, drivers/iommu/intel/debugfs.c. Older kernels have one file with all devices,
-//! newer ones a file for each device and each PASID of it. A device is a line `Device BDF @ROOT`,
-//! in scalable mode `Device BDF with pasid P @ROOT`, and a line of headings follows. Then each leaf
-//! has a line: the IOVA's page number, a bar, and the entries from PML5E to PTE, 0 where there is
-//! none.
+//! Source: Linux, drivers/iommu/intel/debugfs.c, 5.6 to 7.3. Older kernels have one file with all
+//! devices, newer ones a file for each device and each PASID of it. A device is a line
+//! `Device BDF @ROOT`, in scalable mode `Device BDF with pasid P @ROOT`, and a line of headings
+//! follows. Then each leaf has a line: the IOVA's page number, a bar, and the entries from PML5E to
+//! PTE with 16 digits each, 0 where there is none. Newer kernels leave out PDE and PTE where there
+//! is none. They print nothing for a device that is not translated, and one line where its IOMMU
+//! is off.
 
 use std::collections::BTreeSet;
 
@@ -16,6 +18,12 @@ use super::tables::{Family, TableKind, Tables};
 
 /// The entries of a line, from PML5E to PTE.
 const ENTRIES: usize = 5;
+/// As many of them are always there.
+const FIRST_ENTRIES: usize = 3;
+/// The digits of an entry.
+const DIGITS: usize = 16;
+/// What newer kernels print of an IOMMU that is off.
+pub(super) const OFF: &str = "DMA Remapping is not enabled on";
 /// The bits that as many levels translate.
 const INPUT_BITS: u32 = 57;
 /// Bit 2: in the first stage U/S, which Linux sets in all leaves; in the second X, which it never
@@ -37,16 +45,14 @@ struct Device {
     lines: Vec<Line>,
 }
 
-/// The domains in a text; devices with one root share one.
+/// The domains in a text; devices with one root share one. There may be none: newer kernels print
+/// nothing for a device that is not translated.
 ///
 /// # Errors
 ///
 /// The line that is wrong, and what is wrong with it.
 pub(crate) fn domains(text: &str, kind: Option<TableKind>) -> Result<Vec<Domain>, String> {
     let devices = devices(text)?;
-    if devices.is_empty() {
-        return Err("the text has no device".to_owned());
-    }
     let mut domains: Vec<Domain> = Vec::new();
     for device in devices {
         if let Some(same) = domains.iter_mut().find(|domain| domain.root == Some(device.root)) {
@@ -64,6 +70,7 @@ fn devices(text: &str) -> Result<Vec<Device>, String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             [] | ["IOVA_PFN", ..] => {}
+            _ if line.starts_with(OFF) => {}
             ["Device", name, at] => devices.push(device(number, name, None, at)?),
             ["Device", name, "with", "pasid", pasid, at] => {
                 devices.push(device(number, name, Some(pasid), at)?);
@@ -103,20 +110,27 @@ fn entry(number: usize, pfn: &str, words: &[&str]) -> Result<Line, String> {
     };
     let iova = number_of(pfn)?.checked_mul(4096);
     let iova = iova.ok_or_else(|| format!("line {number}: no IOVA has the page number {pfn}"))?;
-    if words.len() != ENTRIES {
+    if !(FIRST_ENTRIES..=ENTRIES).contains(&words.len()) {
         let found = words.len();
         return Err(format!(
-            "line {number}: {found} entries in place of {ENTRIES}: is it cut off?"
+            "line {number}: {found} entries in place of {FIRST_ENTRIES} to {ENTRIES}: is it cut \
+             off?"
         ));
     }
     let mut entries = [0; ENTRIES];
     for (entry, word) in entries.iter_mut().rev().zip(words) {
         *entry = number_of(word)?;
+        let digits = word.len() - "0x".len();
+        if digits != DIGITS {
+            return Err(format!(
+                "line {number}: {word:?} has {digits} digits in place of {DIGITS}: is it cut off?"
+            ));
+        }
     }
     Ok(Line { number, iova, entries })
 }
 
-/// A number of Linux's `%#llx` and `0x%llx`; it prints 0 for a lone zero.
+/// A number of Linux's `0x%llx`.
 fn hexadecimal(word: &str) -> Option<u64> {
     let digits = word.strip_prefix("0x")?;
     // `from_str_radix` takes a sign.
@@ -204,7 +218,9 @@ fn leaf(
     };
     let Entry::Leaf(Leaf { paddr, lg2 }) = tables.decode(level, word) else {
         let title = tables.title();
-        return Err(format!("line {number}: {word:#x} is no leaf of level {level} of {title}"));
+        return Err(format!(
+            "line {number}: {word:#x} is no leaf of level {level} of {title}: is it cut off?"
+        ));
     };
     for (level, word) in used {
         let Entry::Table(table) = tables.decode(level, word) else {
@@ -234,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// As 6.1 prints it: headings with tabs.
+    /// As 6.1 prints it: headings with tabs, and zeros for what is not there.
     const OLD: &str = "\
 Device 0000:00:05.0 @0x102a5d000
 IOVA_PFN\t\tPML5E\t\t\tPML4E\t\t\tPDPE\t\t\tPDE\t\t\tPTE
@@ -302,6 +318,44 @@ IOVA_PFN\t\tPML5E\t\t\tPML4E\t\t\tPDPE\t\t\tPDE\t\t\tPTE
         );
     }
 
+    /// A number with all digits.
+    fn long(word: &str) -> String {
+        hexadecimal(word).map_or_else(|| word.to_owned(), |number| format!("0x{number:016x}"))
+    }
+
+    #[test]
+    fn newer_kernels_leave_out_the_entries_below_a_leaf() {
+        // As 7.3 prints it: headings with spaces, and no entries below a leaf.
+        let start = "Device 0000:00:05.0 @0x102a5d000\n\
+             IOVA_PFN         \tPML5E             \tPML4E             \tPDPE              \t\
+             PDE               \tPTE\n";
+        let path = "0x0000000000000000\t0x0000000102a60003";
+        let lines = format!(
+            "0x0000000040000 |\t{path}\t0x0000000140000083\n\
+             0x0000000080000 |\t{path}\t0x0000000102a61003\t0x0000000180000083\n\
+             0x0000000080200 |\t{path}\t0x0000000102a61003\t0x0000000102a62003\t\
+             0x0000000000005003\n"
+        );
+        let found = domains(&format!("{start}{lines}"), None).unwrap();
+        let leaves: Vec<_> =
+            found[0].leaves.iter().map(|it| (it.iova, it.paddr, it.bytes)).collect();
+        let expected = [
+            (0x4000_0000, 0x1_4000_0000, 1 << 30),
+            (0x8000_0000, 0x1_8000_0000, 2 << 20),
+            (0x8020_0000, 0x5000, 4096),
+        ];
+        assert_eq!(leaves, expected);
+        // A text that ends anywhere within a line is not taken for a shorter one.
+        for at in 0..lines.len() {
+            let cut = domains(&format!("{start}{}", &lines[..at]), None);
+            let is_whole = at == 0 || lines[at - 1..=at].contains('\n');
+            assert_eq!(cut.is_ok(), is_whole, "{at}: {:?}", &lines[..at]);
+        }
+        // The two devices of another text have no translation, or an IOMMU that is off.
+        assert!(domains("", None).unwrap().is_empty());
+        assert!(domains("DMA Remapping is not enabled on dmar0\n", None).unwrap().is_empty());
+    }
+
     #[test]
     fn any_changed_byte_is_an_error_or_another_dump() {
         for at in 0..OLD.len() {
@@ -317,13 +371,18 @@ IOVA_PFN\t\tPML5E\t\t\tPML4E\t\t\tPDPE\t\t\tPDE\t\t\tPTE
     #[test]
     fn what_is_wrong_is_named_by_its_line() {
         let row = |pfn: &str, entries: &str| {
+            let entries: Vec<_> = entries.split(' ').map(long).collect();
             format!(
                 "Device 0000:00:05.0 @0x1000\nIOVA_PFN PML5E PML4E PDPE PDE PTE\n\
-                 {pfn} | {entries}\n"
+                 {pfn} | {}\n",
+                entries.join("\t")
             )
         };
         for (text, part) in [
-            (OLD.replace("\t0x0000000000005003", ""), "line 3: 4 entries in place of 5"),
+            (OLD.replace("\t0x0000000000005003", ""), "line 3: 0x102a62003 is no leaf of level 1"),
+            (row("0x1", "0x0 0x0"), "line 3: 2 entries in place of 3 to 5"),
+            (row("0x1", "0x0 0x0 0x0 0x0 0x0 0x0"), "line 3: 6 entries in place of 3 to 5"),
+            (OLD.replace("5003\n", "5\n"), "has 13 digits in place of 16: is it cut off?"),
             (OLD.replace("@0x102a5d000", "@102a5d000"), "line 1: \"@102a5d000\" is no @0x"),
             (
                 OLD.replace("Device 0000:00:05.0 @0x102a5d000\n", ""),
@@ -338,7 +397,6 @@ IOVA_PFN\t\tPML5E\t\t\tPML4E\t\t\tPDPE\t\t\tPDE\t\t\tPTE
             (row("0x1", "0x0 0x0 0x0 0x2003 0x0"), "is no leaf of level 1"),
             (row("0xffffffffffffffff", "0x0 0x0 0x0 0x2003 0x3003"), "no IOVA has the page number"),
             (row("0x2000000000000", "0x0 0x0 0x0 0x2003 0x3003"), "above what five levels"),
-            ("\n\n".to_owned(), "no device"),
         ] {
             let error = domains(&text, None).unwrap_err();
             assert!(error.contains(part), "{part}: {error}");

@@ -11,6 +11,8 @@ use elf::ElfStream;
 use elf::abi::{ET_CORE, PT_LOAD};
 use elf::endian::AnyEndian;
 
+use super::debugfs;
+
 /// A part of physical memory, and where the file has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
@@ -225,6 +227,15 @@ const PACKED: [(&[u8], &str); 8] = [
     (b"BZh", "packed by bzip2; unpack it first"),
 ];
 
+/// Whether a regular file has no bytes. The files of debugfs say that they have none.
+///
+/// # Errors
+///
+/// Why it cannot be read.
+pub(crate) fn is_empty(path: &Path) -> io::Result<bool> {
+    Ok(fs::metadata(path)?.is_file() && io::Read::read(&mut File::open(path)?, &mut [0])? == 0)
+}
+
 /// Finds out what a file is.
 ///
 /// # Errors
@@ -258,7 +269,8 @@ pub(crate) fn recognise(path: &Path) -> Result<Kind, String> {
     if text.starts_with(b"tree title=") {
         return Ok(Kind::Lines);
     }
-    if text.starts_with(b"Device ") || text.starts_with(b"IOVA_PFN") {
+    let of_debugfs = [&b"Device "[..], b"IOVA_PFN", debugfs::OFF.as_bytes()];
+    if of_debugfs.iter().any(|begin| text.starts_with(begin)) {
         return Ok(Kind::Debugfs);
     }
     for (begin, what) in [

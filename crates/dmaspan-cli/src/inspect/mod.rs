@@ -91,7 +91,13 @@ pub(crate) fn run(args: &InspectArgs) -> Result<String, Failed> {
 /// What the files are.
 fn kind(args: &InspectArgs) -> Result<Kind, Failed> {
     let mut found = None;
+    let is_empty = |file: &PathBuf| matches!(memory::is_empty(file), Ok(true));
+    // The kernel prints nothing for a device that it does not translate.
+    let all_empty = args.files.iter().all(is_empty);
     for file in args.files.iter().chain(&args.diff) {
+        if !all_empty && args.files.len() > 1 && is_empty(file) {
+            continue;
+        }
         let kind = match (memory::recognise(file), args.kind) {
             // Whatever it looks like; but what cannot be opened is nothing.
             (_, Some(kind)) if file.is_file() => kind,
@@ -166,16 +172,24 @@ fn read(args: &InspectArgs, kind: Kind, files: &[PathBuf]) -> Result<Dump, Faile
         }
         Kind::Debugfs => {
             let mut domains: Vec<Domain> = Vec::new();
+            let mut notes = Vec::new();
             for file in files {
                 let found = debugfs::domains(&text(file)?, args.iommu);
-                for domain in found.map_err(|why| cannot(file, &why))? {
+                let found = found.map_err(|why| cannot(file, &why))?;
+                if found.is_empty() {
+                    notes.push(format!("of {}: not translated", file.display()));
+                }
+                for domain in found {
                     match domains.iter_mut().find(|known| known.root == domain.root) {
                         Some(known) => known.devices.extend(domain.devices),
                         None => domains.push(domain),
                     }
                 }
             }
-            Ok(Dump { domains, memory: None, notes: Vec::new() })
+            if domains.is_empty() {
+                return Err(cannot(file, "it has no device that is translated"));
+            }
+            Ok(Dump { domains, memory: None, notes })
         }
     }
 }

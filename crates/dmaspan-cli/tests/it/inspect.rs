@@ -239,6 +239,12 @@ fn what_is_no_dump_is_refused_by_name_and_reason() {
         (of("regs", b"IOMMU: dmar0 Register Base"), &[], 1, "iommu_regset"),
         (of("log", b"[    0.0] Linux version 6.1\n"), &[], 1, "is a text, but neither"),
         (of("device", b"Device 0000:00:05.0\n"), &[], 1, "line 1: "),
+        (
+            of("off", b"DMA Remapping is not enabled on dmar0\n"),
+            &[],
+            1,
+            "it has no device that is translated",
+        ),
         (of("lines", b"tree title=x first=0x0 last=0xff\nleaf\n"), &[], 1, "line 2: it has no"),
         (of("bytes", b"Device \xff\xfe @0x1\n"), &[], 1, "line 1: it is no text"),
     ] {
@@ -254,6 +260,22 @@ fn what_is_no_dump_is_refused_by_name_and_reason() {
     }
     let (code, line) = refused(&[&device, &file, "--iommu", "vtd"]);
     assert!(code == 2 && line.contains("another kind"), "{line}");
+}
+
+#[test]
+fn files_of_debugfs_without_a_translation_are_noted_beside_the_others() {
+    let folder = Folder::new("several");
+    let nic = "Device 0000:00:05.0 @0x1000\nIOVA_PFN PML5E PML4E PDPE PDE PTE\n\
+        0x0000000040000 |\t0x0000000000000000\t0x0000000000002003\t0x0000000140000083\n";
+    let nic = folder.file("nic", nic);
+    let off = folder.file("off", "DMA Remapping is not enabled on dmar1\n");
+    let passed = folder.file("passed", "");
+    let report = report(&[&passed, &nic, &off]);
+    assert_eq!(report["domains"][0]["leaves"], json!({"1073741824": 1}));
+    let note = |file: &str| json!(format!("of {file}: not translated"));
+    assert_eq!(report["notes"], json!([note(&passed), note(&off)]));
+    let (code, line) = refused(&[&passed, &passed]);
+    assert!(code == 1 && line.contains("passed is empty"), "{line}");
 }
 
 /// A file of a recorded dump.

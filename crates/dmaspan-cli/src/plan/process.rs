@@ -98,8 +98,13 @@ fn taken(memory: &ProcessMemory) -> Vec<String> {
         memory.regions.len(),
         ByteSize::new(all)
     )];
-    let reasons =
-        [NotTaken::Small, NotTaken::Access, NotTaken::Registers, NotTaken::NotAsked].into_iter();
+    let reasons = [
+        NotTaken::Small,
+        NotTaken::Code,
+        NotTaken::Access,
+        NotTaken::Registers,
+        NotTaken::NotAsked,
+    ];
     for why in reasons {
         let ranges: Vec<_> =
             memory.ranges.iter().filter(|range| range.left_out == Some(why)).collect();

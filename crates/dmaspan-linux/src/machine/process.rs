@@ -36,6 +36,8 @@ pub enum NotTaken {
     Access,
     /// It is registers of a device, or another thing that is no memory.
     Registers,
+    /// The process runs what it writes there, as an emulator does; no guest's memory is like that.
+    Code,
     /// Neither a range nor a name that was asked for.
     NotAsked,
 }
@@ -47,6 +49,7 @@ impl NotTaken {
             Self::Small => "smaller than a guest's memory",
             Self::Access => "not readable and writable",
             Self::Registers => "registers, or no memory",
+            Self::Code => "code that the process makes",
             Self::NotAsked => "not asked for",
         }
     }
@@ -361,6 +364,9 @@ impl Smap {
         }
         if let Some(parts) = is_asked_for {
             return (None, parts);
+        }
+        if self.permissions.starts_with("rwx") {
+            return no(NotTaken::Code);
         }
         let is_large = match backing {
             Backing::Hugetlb => true,

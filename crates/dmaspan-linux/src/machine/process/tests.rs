@@ -15,6 +15,7 @@ VmFlags: rd wr sh mr mw me ms de ht sd \n\
 VmFlags: rd wr sh mr mw me ms pf io de dd \n\
 7f4000000000-7f4004000000 ---p 00000000 00:00 0 \n\
 7f5000000000-7f5004000000 rw-p 00000000 00:00 0                          [heap]\n\
+7f5100000000-7f5140000000 rwxp 00000000 00:00 0 \n\
 7f6000000000-7f6000001000 r-xp 00000000 08:01 99                 /usr/bin/qemu\nnonsense\n";
 
 fn machine() -> Machine {
@@ -39,6 +40,7 @@ fn a_guests_memory_is_recognised_and_the_rest_is_listed_with_the_reason() {
         Some(NotTaken::Registers),
         Some(NotTaken::Access),
         Some(NotTaken::Small),
+        Some(NotTaken::Code),
         Some(NotTaken::Access),
     ];
     assert_eq!(left_out, expected);

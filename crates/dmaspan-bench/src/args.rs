@@ -89,7 +89,7 @@ pub(crate) struct Printed<A: clap::Args> {
     #[command(flatten)]
     pub(crate) args: A,
 
-    /// How to print: table or json
+    /// Format of the output: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: OutputFormat,
 }
@@ -105,7 +105,7 @@ pub(crate) struct IoPgtableArgs {
     #[arg(value_parser = formats::by_name)]
     pub(crate) format_names: Vec<&'static NamedFormat>,
 
-    /// How many threads share a table
+    /// Number of threads that share a table
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,10")]
     #[arg(value_parser = Whole("--threads", 1..=MOST_THREADS))]
     pub(crate) threads: Vec<u64>,

@@ -95,7 +95,7 @@ Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.";
 /// What to map, and how to report it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MapArgs {
-    /// How much memory of each kind to map: a number of bytes, or
+    /// Size of the memory of each kind: a number of bytes, or
     /// like 512M, 4G or 1.5GiB (K, M, G and T are powers of 1024)
     ///
     /// [default: 1G, or less where the machine has less]
@@ -153,12 +153,12 @@ pub(crate) struct MapArgs {
     #[arg(hide_possible_values = true)]
     pub(crate) granule: Option<Granule>,
 
-    /// How many runs to time, for medians
+    /// Number of timed runs, for medians
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = run_count)]
     pub(crate) runs: u32,
 
-    /// How to print: table, json, html or prometheus
+    /// Format of the output: table, json, html or prometheus
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: ReportFormat,
 

@@ -30,7 +30,7 @@ Exit codes: 0 all is right; 1 something is not; 2 wrong usage.";
 /// How to print it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// How to print: table or json
+    /// Format of the output: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: OutputFormat,
 

@@ -49,12 +49,12 @@ Exit codes: 0 done; 1 a mapping failed or left something; 2 wrong usage.";
 /// How much is mapped and how often.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ContainerArgs {
-    /// How much memory is mapped, in whole GiB: like 4G
+    /// Size of the mapped memory, in whole GiB: like 4G
     /// [default: 16G, or 1G with --quick]
     #[arg(long, verbatim_doc_comment, value_name = "SIZE")]
     pub(crate) size: Option<ByteSize>,
 
-    /// How many runs to time, for medians [default: 5]
+    /// Number of timed runs, for medians [default: 5]
     #[arg(long, value_name = "N", value_parser = run_count)]
     #[arg(conflicts_with = "quick")]
     pub(crate) runs: Option<u32>,

@@ -54,12 +54,12 @@ pub(crate) struct DmaArgs {
     #[arg(conflicts_with = "quick")]
     pub(crate) granule: Option<u64>,
 
-    /// How long both ways together are measured, 1 to 300 [default: 20]
+    /// Seconds of measurement for both ways together, 1 to 300 [default: 20]
     #[arg(short, long, value_name = "S", value_parser = Whole("-s", 1..=300))]
     #[arg(conflicts_with = "quick")]
     pub(crate) seconds: Option<u64>,
 
-    /// Which way data goes: 0 or bidirectional, 1 or to-device,
+    /// Direction of the data: 0 or bidirectional, 1 or to-device,
     /// 2 or from-device (then buffers are not filled)
     #[arg(short, long, verbatim_doc_comment, value_name = "DIR", default_value = "0")]
     #[arg(value_parser = direction)]
@@ -81,7 +81,7 @@ pub(crate) struct DmaArgs {
     #[arg(allow_hyphen_values = true, value_parser = node)]
     pub(crate) node: i64,
 
-    /// What a buffer is: single (or 0), contiguous pages, or
+    /// Kind of a buffer: single (or 0), contiguous pages, or
     /// sg (or 1), a list of pages that lie apart
     #[arg(
         short,

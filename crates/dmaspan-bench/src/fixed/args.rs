@@ -67,7 +67,7 @@ pub(crate) struct FixedArgs {
     #[arg(long, value_name = "SIZE", default_value = "8M")]
     pub(crate) block: ByteSize,
 
-    /// How many at a time
+    /// Number of requests at a time
     /// [default: 64, or fewer where memory is short]
     #[arg(long, verbatim_doc_comment, value_name = "N")]
     #[arg(value_parser = Whole("--depth", 1..=MOST_DEPTH))]
@@ -88,7 +88,7 @@ pub(crate) struct FixedArgs {
     #[arg(long)]
     pub(crate) write: bool,
 
-    /// How many runs to time, for medians
+    /// Number of timed runs, for medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = run_count)]
     pub(crate) runs: u32,
 }

@@ -85,7 +85,7 @@ pub(crate) struct RegbufArgs {
     #[arg(long, verbatim_doc_comment, value_name = "SIZE")]
     pub(crate) size: Option<ByteSize>,
 
-    /// How many runs to time, for medians [default: 31]
+    /// Number of timed runs, for medians [default: 31]
     #[arg(long, value_name = "N", value_parser = run_count)]
     #[arg(conflicts_with = "quick")]
     pub(crate) runs: Option<u32>,

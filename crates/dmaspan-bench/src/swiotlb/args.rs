@@ -61,7 +61,7 @@ usage.";
 /// What the jobs do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SwiotlbArgs {
-    /// How many jobs at once, one run after the other, up to as
+    /// Number of jobs at once, one run after the other, up to as
     /// many as there are CPUs [default: 1 and all CPUs, or 4
     /// where there are more; for pairs and bursts 1, 2, 4, ...]
     #[arg(long, verbatim_doc_comment, value_name = "N,...", value_delimiter = ',')]

@@ -43,7 +43,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long, conflicts_with = "bdfs")]
     pub(crate) all: bool,
 
-    /// How to print: table or json
+    /// Format of the output: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: OutputFormat,
 

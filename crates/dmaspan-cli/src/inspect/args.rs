@@ -53,7 +53,7 @@ pub(crate) struct InspectArgs {
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
 
-    /// What FILE is: raw, elf, debugfs or lines [default: what it looks like]
+    /// Form of FILE: raw, elf, debugfs or lines [default: what it looks like]
     #[arg(long, value_name = "KIND", hide_possible_values = true)]
     pub(crate) kind: Option<Kind>,
 
@@ -77,11 +77,11 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "FORMAT")]
     pub(crate) iommu: Option<TableKind>,
 
-    /// Where does this IOVA lead? May be given more than once
+    /// Look this IOVA up; may be given more than once
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(crate) iova: Vec<u64>,
 
-    /// Which IOVAs lead to this physical address? May be given more than once
+    /// Find the IOVAs of this physical address; may be given more than once
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(crate) phys: Vec<u64>,
 
@@ -94,7 +94,7 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
 
-    /// How to print: table, json, html or prometheus
+    /// Format of the output: table, json, html or prometheus
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: ReportFormat,
 

@@ -97,7 +97,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME", value_parser = layout_file::interface)]
     pub(crate) interface: Option<LockedBy>,
 
-    /// What may be locked (RLIMIT_MEMLOCK), like 8M
+    /// Limit of locked memory (RLIMIT_MEMLOCK), like 8M
     #[arg(long, value_name = "SIZE")]
     pub(crate) memlock: Option<ByteSize>,
 
@@ -109,7 +109,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
-    /// How to print: table, json, html or prometheus
+    /// Format of the output: table, json, html or prometheus
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: ReportFormat,
 

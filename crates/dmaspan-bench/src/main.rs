@@ -12,6 +12,11 @@
 //! Each module plans what its arguments ask for, measures it (with `crew` and `time`, against
 //! `models`), and returns a `report` of rows and tables, or what `failed`. Here both are printed.
 //!
+//! Begin with a benchmark's `args`, which its `--help` prints. The book says how each measures
+//! ([method]) and what it found; `cargo xtask book` builds the book beside these pages.
+//!
+//! [method]: ../book/benchmarks/method.html
+//!
 //! Exit codes: 0 done; 1 a check failed; 2 wrong usage.
 
 mod args;

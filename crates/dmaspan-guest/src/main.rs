@@ -4,6 +4,11 @@
 //! commands and powers off. Called by a command of that list it runs [`cases`], which need VFIO and
 //! a device behind an IOMMU.
 //!
+//! The book has what the cases found ([real kernels]); `cargo xtask book` builds the book beside these
+//! pages.
+//!
+//! [real kernels]: ../book/measured.html
+//!
 //! The program that started the guest reads what it says on the console, in lines that begin with
 //! `guest: `.
 

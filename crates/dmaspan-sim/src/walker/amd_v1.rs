@@ -13,10 +13,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
-use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker, block_around,
-};
+use super::{Access, Fault, FaultKind, Shareability, TableLink, TableStep, block_around};
 
 #[cfg(test)]
 mod tests;
@@ -186,31 +183,14 @@ impl Radix for AmdV1Walker {
             marked: entry | (self.accessed.select(ACCESSED) | dirty),
         }))
     }
-}
 
-impl Walker for AmdV1Walker {
     /// Faults of the root are at the level of the root table. IR and IW of the DTE bound what the
     /// tables permit.
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let (block, dte) = (self.input_range(), self.registers.dte);
         let table = PhysAddr::new(dte & ADDRESS);
         let inherited = !dte & (READ | WRITE);
         radix::root(TableLink { table, block, level: self.mode, inherited }, iova, access)
-    }
-
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        radix::descend(self, tables, from, iova, access, path)
-    }
-
-    fn permits(&self, prot: Prot, access: Access) -> bool {
-        prot.contains(access.needs())
     }
 }
 

@@ -21,11 +21,8 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
-use super::radix::{self, Leaf, Next, Radix};
-use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker,
-};
+use super::radix::{Leaf, Next, Radix};
+use super::{Access, Fault, FaultKind, Shareability, TableLink, TableStep};
 
 mod aarch32;
 mod registers;
@@ -217,12 +214,10 @@ impl<R> Radix for LpaeWalker<R> {
             }
         }
     }
-}
 
-impl<R> Walker for LpaeWalker<R> {
     /// Faults of the root are at level 0, whatever the start level (D8.15, fault levels); in
     /// AArch32 state translation faults are at level 1 (G5.10, "VMSAv8-32 memory aborts").
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let block = self.input_range();
         if self.config.walks == Walks::Disabled || !block.contains(iova) {
             let level = match self.config.state {
@@ -238,18 +233,7 @@ impl<R> Walker for LpaeWalker<R> {
         Ok(TableLink { table, block, level: self.config.start_level, inherited: 0 })
     }
 
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        radix::descend(self, tables, from, iova, access, path)
-    }
-
-    fn permits(&self, prot: Prot, access: Access) -> bool {
+    fn allows(&self, prot: Prot, access: Access) -> bool {
         self.config.stage.reaches(prot) && prot.contains(access.needs())
     }
 }

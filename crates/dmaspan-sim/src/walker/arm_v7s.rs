@@ -17,11 +17,8 @@
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::arm_lpae::{AccessPrivilege, Walks};
-use super::radix::{self, Leaf, Next, Radix};
-use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker,
-};
+use super::radix::{Leaf, Next, Radix};
+use super::{Access, Fault, FaultKind, Shareability, TableLink, TableStep};
 
 mod registers;
 mod strict;
@@ -268,11 +265,9 @@ impl Radix for ArmV7sWalker {
             Descriptor::Leaf(kind) => self.leaf(step, kind, iova).map(Next::Leaf),
         }
     }
-}
 
-impl Walker for ArmV7sWalker {
     /// Addresses out of reach fault at level 1 (B3.12.2, "MMU fault-checking sequence").
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let block = self.config.input_range;
         if self.config.walks == Walks::Disabled || !block.contains(iova) {
             return Err(Fault { kind: FaultKind::Translation, level: 1, iova, access });
@@ -281,18 +276,7 @@ impl Walker for ArmV7sWalker {
         Ok(TableLink { table, block, level: 1, inherited: 0 })
     }
 
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        radix::descend(self, tables, from, iova, access, path)
-    }
-
-    fn permits(&self, prot: Prot, access: Access) -> bool {
+    fn allows(&self, prot: Prot, access: Access) -> bool {
         let reachable =
             self.registers.privilege == AccessPrivilege::Privileged || !prot.contains(Prot::PRIV);
         reachable && prot.contains(access.needs())

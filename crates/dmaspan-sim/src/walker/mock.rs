@@ -26,10 +26,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
-use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker, block_around,
-};
+use super::{Access, Fault, FaultKind, Shareability, TableLink, TableStep, block_around};
 
 #[cfg(test)]
 mod tests;
@@ -156,29 +153,12 @@ impl Radix for MockWalker {
             marked: entry | (if self.writes(prot, access) { tracked } else { 0 }),
         }))
     }
-}
 
-impl Walker for MockWalker {
     /// Faults of the root are at the level of the root table.
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let (block, level) = (self.input_range(), self.root_level);
         let table = PhysAddr::new(self.registers.root);
         radix::root(TableLink { table, block, level, inherited: 0 }, iova, access)
-    }
-
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        radix::descend(self, tables, from, iova, access, path)
-    }
-
-    fn permits(&self, prot: Prot, access: Access) -> bool {
-        prot.contains(access.needs())
     }
 }
 

@@ -5,7 +5,7 @@ use dmaspan::{Iova, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::{
     Access, EntryUpdate, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords,
-    Translated, WalkPath, block_around,
+    Translated, WalkPath, Walker, block_around,
 };
 
 /// A bit of a register, or an optional feature of hardware.
@@ -93,38 +93,55 @@ pub(super) trait Radix: Checked {
     /// Returns what an entry leads to.
     fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind>;
 
+    /// Returns what [`Walker::root`] does.
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault>;
+
+    /// Returns what [`Walker::permits`] does.
+    fn allows(&self, prot: Prot, access: Access) -> bool {
+        prot.contains(access.needs())
+    }
+
     /// Whether a leaf with `prot` is one that this access writes through.
     fn writes(&self, prot: Prot, access: Access) -> bool {
-        access == Access::Write && self.permits(prot, access)
+        access == Access::Write && self.allows(prot, access)
     }
 }
 
-/// The walk of [`Walker::walk_from`].
-pub(super) fn descend<R: Radix>(
-    format: &R,
-    tables: &dyn TableWords,
-    from: TableLink,
-    iova: Iova,
-    access: Access,
-    path: &mut WalkPath,
-) -> Result<Translated, Fault> {
-    let mut link = from;
-    loop {
-        let level = link.level;
-        let fault = |kind| Fault { kind, level, iova, access };
-        let step = read_step(format, tables, link, iova).map_err(fault)?;
-        path.push(step);
-        match format.decode(&step, iova, access).map_err(fault)? {
-            Next::Table { table, level, inherited } => {
-                // A table of a lower level than the next translates only the low addresses of its
-                // block.
-                let block = block_around(iova, step.entry_lg2.min(format.table_lg2(level)));
-                link = TableLink { table: PhysAddr::new(table), block, level, inherited };
-            }
-            Next::Leaf(leaf) => {
-                return Ok(translation(&step, leaf, iova));
+impl<R: Radix> Walker for R {
+    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+        self.start(iova, access)
+    }
+
+    fn walk_from(
+        &self,
+        tables: &dyn TableWords,
+        from: TableLink,
+        iova: Iova,
+        access: Access,
+        path: &mut WalkPath,
+    ) -> Result<Translated, Fault> {
+        let mut link = from;
+        loop {
+            let level = link.level;
+            let fault = |kind| Fault { kind, level, iova, access };
+            let step = read_step(self, tables, link, iova).map_err(fault)?;
+            path.push(step);
+            match self.decode(&step, iova, access).map_err(fault)? {
+                Next::Table { table, level, inherited } => {
+                    // A table of a lower level than the next translates only the low addresses of
+                    // its block.
+                    let block = block_around(iova, step.entry_lg2.min(self.table_lg2(level)));
+                    link = TableLink { table: PhysAddr::new(table), block, level, inherited };
+                }
+                Next::Leaf(leaf) => {
+                    return Ok(translation(&step, leaf, iova));
+                }
             }
         }
+    }
+
+    fn permits(&self, prot: Prot, access: Access) -> bool {
+        self.allows(prot, access)
     }
 }
 

@@ -11,11 +11,8 @@
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::check::Checked;
-use super::radix::{self, BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
-use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker, block_around,
-};
+use super::radix::{BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
+use super::{Access, Fault, FaultKind, Shareability, TableLink, TableStep, block_around};
 
 #[cfg(test)]
 mod tests;
@@ -207,12 +204,10 @@ impl Radix for RiscvWalker {
             marked: entry | set,
         }))
     }
-}
 
-impl Walker for RiscvWalker {
     /// Faults of the root are at the level of the root table. An address out of reach is a
     /// translation fault.
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let level = self.root_level();
         let block = self.block(iova);
         let last = match self.registers.stage {
@@ -225,20 +220,9 @@ impl Walker for RiscvWalker {
         Ok(TableLink { table: PhysAddr::new(self.root), block, level, inherited: 0 })
     }
 
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        radix::descend(self, tables, from, iova, access, path)
-    }
-
     /// `PRIV` is a clear U bit: a user needs U, and a supervisor without SUM needs it clear. All
     /// accesses of the second stage are a user's ("Guest Physical Address Translation").
-    fn permits(&self, prot: Prot, access: Access) -> bool {
+    fn allows(&self, prot: Prot, access: Access) -> bool {
         let supervisors = prot.contains(Prot::PRIV);
         let reachable = match (self.registers.stage, self.registers.requester) {
             (RiscvRoot::Second { .. }, _) | (_, Requester::User) => !supervisors,

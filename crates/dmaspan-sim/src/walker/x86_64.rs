@@ -15,11 +15,8 @@
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::check::Checked;
-use super::radix::{self, BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
-use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker, block_around,
-};
+use super::radix::{BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
+use super::{Access, Fault, FaultKind, Shareability, TableLink, TableStep, block_around};
 
 #[cfg(test)]
 mod tests;
@@ -228,12 +225,10 @@ impl Radix for X86Walker {
             marked: entry | self.registers.updates.select(ACCESSED | dirty),
         }))
     }
-}
 
-impl Walker for X86Walker {
     /// Faults of the root are at the level of the root table. An address that is not canonical is a
     /// translation fault.
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    fn start(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let level = self.registers.levels;
         let block = self.half_around(iova);
         if !self.halves().contains(&block) {
@@ -243,18 +238,7 @@ impl Walker for X86Walker {
         Ok(TableLink { table, block, level, inherited: 0 })
     }
 
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        radix::descend(self, tables, from, iova, access, path)
-    }
-
-    fn permits(&self, prot: Prot, access: Access) -> bool {
+    fn allows(&self, prot: Prot, access: Access) -> bool {
         let reachable =
             self.registers.requester == Requester::Supervisor || !prot.contains(Prot::PRIV);
         reachable && prot.contains(access.needs())

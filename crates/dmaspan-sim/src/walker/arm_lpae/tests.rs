@@ -8,7 +8,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 
 use super::*;
 use crate::walker::testing::steps;
-use crate::walker::{BadTable, Checked as _, NotATable, TableImage};
+use crate::walker::{BadTable, Checked as _, NotATable, TableImage, Translated, Walker};
 
 mod aarch32;
 mod stage2;

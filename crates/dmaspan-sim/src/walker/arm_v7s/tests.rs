@@ -10,7 +10,7 @@ use dmaspan::{Iova, PhysAddr, Prot};
 use super::*;
 use crate::walker::arm_lpae::AddressHalf;
 use crate::walker::testing::{block, read, steps, write};
-use crate::walker::{BadTable, Checked as _, NotATable, TableImage};
+use crate::walker::{BadTable, Checked as _, NotATable, TableImage, Translated};
 
 const SMALL: u32 = 0x43e;
 const LARGE: u32 = 0x43d;

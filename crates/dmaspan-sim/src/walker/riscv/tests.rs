@@ -6,7 +6,7 @@ use dmaspan::Prot;
 
 use super::*;
 use crate::walker::testing::{block, read, set, shape, steps, tables, update, write};
-use crate::walker::{BadTable, TableImage};
+use crate::walker::{BadTable, TableImage, Translated};
 
 const SV39: u64 = 8 << 60;
 const SV48: u64 = 9 << 60;

@@ -1,5 +1,6 @@
 /* The first process of a guest: maps memory for a device by VFIO's type1 container, says what it
-   mapped (IOVA, frame, bytes, rights), prints what the kernel traced and shows, and stays. */
+   mapped (IOVA, frame, bytes, rights), prints what the kernel traced and shows, and stays. With
+   mapper.ko among its modules it leaves mapping to that; shower.ko shows tables as debugfs does. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -38,7 +39,7 @@ static void vfio(const char *bdf) {
   char *base=mmap(0,64<<12,prot,anon,-1,0); madvise(base,64<<12,MADV_NOHUGEPAGE); memset(base,1,64<<12);
   int rw=VFIO_DMA_MAP_FLAG_READ|VFIO_DMA_MAP_FLAG_WRITE;
   void *huge=mmap(0,8<<20,prot,anon|MAP_HUGETLB,-1,0);
-  if (huge==MAP_FAILED) perror("hugetlb"); else { memset(huge,1,8<<20); map(c,huge,0x40000000,8<<20,rw,"rw"); map(c,huge,0x80001000,2<<20,rw,"rw"); }
+  if (huge==MAP_FAILED) perror("hugetlb"); else { memset(huge,1,8<<20); map(c,huge,0x40000000,8<<20,rw,"rw"); map(c,huge,0x80001000,64<<10,rw,"rw"); }
   map(c,base,0x10000000,32<<12,rw,"rw");
   map(c,base+(32<<12),0x20001000,32<<12,VFIO_DMA_MAP_FLAG_READ,"r");
 }
@@ -48,6 +49,7 @@ int main(void){
   int con=open("/dev/console",O_RDWR); dup2(con,0); dup2(con,1); dup2(con,2); setvbuf(stdout,0,_IOLBF,0);
   struct utsname u; uname(&u); printf("KERNEL %s %s\n",u.release,u.machine);
   put("/proc/sys/kernel/printk","1"); put("/proc/sys/vm/nr_hugepages","8");
+  put("/sys/kernel/tracing/events/iommu/enable","1");
   FILE *order=fopen("/m/order","r"); char line[128];
   while (order&&fgets(line,128,order)) { line[strcspn(line,"\n")]=0; char path[160]; snprintf(path,160,"/m/%s",line); int f=open(path,O_RDONLY);
     const char *args=strstr(line,"type1")?"allow_unsafe_interrupts=1":""; if (syscall(SYS_finit_module,f,args,0)) { perror(path); } close(f); }
@@ -56,9 +58,13 @@ int main(void){
   DIR *d=opendir("/sys/bus/pci/devices"); struct dirent *e; char bdfs[32][16]; int n=0;
   while (d&&(e=readdir(d))) if (e->d_name[0]!='.'&&n<32) { char path[300],c[16]={0}; snprintf(path,300,"/sys/bus/pci/devices/%s/class",e->d_name); int f=open(path,O_RDONLY); read(f,c,8); close(f);
     printf("PCI %s %s\n",e->d_name,c); if (!strncmp(c,"0x010802",8)) strncpy(bdfs[n++],e->d_name,15); }
-  for (int i=0;i<n;i++) if (!strcmp(bdfs[i]+8,"05.0")) vfio(bdfs[i]);
+  int mapped=!access("/m/mapper.ko",F_OK);
+  for (int i=0;i<n;i++) if (!mapped&&!strcmp(bdfs[i]+8,"05.0")) vfio(bdfs[i]);
+  int shower=open("/m/shower.ko",O_RDONLY); FILE *symbols=fopen("/proc/kallsyms","r"); unsigned long units=0, find=0, at; char name[256];
+  while (shower>=0&&fscanf(symbols,"%lx %*c %255s%*[^\n]",&at,name)==2) { if (!strcmp(name,"dmar_drhd_units")) units=at; if (!strcmp(name,"iommu_context_addr")) find=at; }
+  snprintf(name,256,"units=%lu find=%lu",units,find); if (shower>=0&&syscall(SYS_finit_module,shower,name,0)) perror("shower.ko");
   show("trace","/sys/kernel/tracing/trace");
-  show("debugfs","/sys/kernel/debug/iommu/intel/domain_translation_struct");
+  show("debugfs",shower<0?"/sys/kernel/debug/iommu/intel/domain_translation_struct":"/sys/kernel/debug/domain_translation_struct");
   show("dmar","/sys/kernel/debug/iommu/intel/dmar_translation_struct");
   show("iomem","/proc/iomem");
   printf("DUMP now\n"); fflush(stdout);

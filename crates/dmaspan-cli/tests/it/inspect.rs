@@ -1,5 +1,6 @@
 //! `dmaspan inspect` over dumps that were recorded, and over files that are none.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -317,6 +318,25 @@ fn held(name: &str) -> Vec<(u64, u64, u64, String)> {
     joined(runs)
 }
 
+/// What the kernel's events `iommu:map` and `iommu:unmap` leave mapped, page by page.
+fn traced(name: &str) -> Vec<(u64, u64, u64, String)> {
+    let mut pages = BTreeMap::new();
+    for line in fs::read_to_string(recorded(name)).unwrap().lines() {
+        let of = |key: &str| {
+            let (_, rest) = line.split_once(key)?;
+            rest.split(' ').next().map(number)
+        };
+        let (iova, bytes) = (of(" iova=").unwrap(), of(" size=").unwrap());
+        for offset in (0..bytes).step_by(4096) {
+            match of(" paddr=") {
+                Some(paddr) => assert_eq!(pages.insert(iova + offset, paddr + offset), None),
+                None => assert!(pages.remove(&(iova + offset)).is_some(), "{line}"),
+            }
+        }
+    }
+    joined(pages.into_iter().map(|(iova, paddr)| (iova, paddr, 4096, String::new())))
+}
+
 /// What a dump shows of one table.
 fn shown(args: &[&str]) -> Vec<(u64, u64, u64, String)> {
     let report = report(args);
@@ -326,6 +346,13 @@ fn shown(args: &[&str]) -> Vec<(u64, u64, u64, String)> {
         let rights = mapping["prot"].as_str().unwrap().to_owned();
         (number("iova"), number("paddr"), number("bytes"), rights)
     }))
+}
+
+/// The same, of a text or a dump that says by itself where its table is.
+fn agrees(args: &[&str], held_by: &str) {
+    let shown = shown(args);
+    assert!(shown.len() > 3, "{args:?}");
+    assert_eq!(shown, held(held_by), "{args:?}");
 }
 
 #[test]
@@ -338,17 +365,41 @@ fn recorded_tables_of_guests_map_what_the_guests_said_that_they_mapped() {
         ("riscv-sv39x4", "0x81000000", "riscv,stage=2"),
     ] {
         let core = recorded(&format!("{name}.core"));
-        let shown = shown(&[&core, "--root", root, "--iommu", iommu]);
-        assert!(shown.len() > 3, "{name}");
-        assert_eq!(shown, held(&format!("{name}.held")), "{name}");
+        agrees(&[&core, "--root", root, "--iommu", iommu], &format!("{name}.held"));
+    }
+}
+
+#[test]
+fn what_linux_shows_in_debugfs_maps_what_the_guests_said_that_they_mapped() {
+    for (name, tables, device) in [
+        ("vtd-legacy", "VT-d second-stage page tables", "0000:00:05.0"),
+        ("vtd-scalable", "x86-64 page tables", "0000:00:05.0"),
+    ] {
+        let shown = recorded(&format!("{name}.debugfs"));
+        agrees(&[&shown], &format!("{name}.held"));
+        let domain = &report(&[&shown])["domains"][0];
+        assert_eq!((&domain["tables"], &domain["name"]), (&json!(tables), &json!(device)));
+        assert_eq!(domain["leaves"], json!({"4096": 80, "2097152": 4}), "{name}");
+    }
+    // The text and the memory of one guest at one time.
+    let (text, core) = (recorded("vtd-scalable.debugfs"), recorded("vtd-scalable.core"));
+    let memory = report(&[&core, "--root", "0x6428000", "--iommu", "vtd,stage=1"]);
+    let text = report(&[&text]);
+    let of = |report: &Value, key: &str| report["domains"][0][key].clone();
+    for key in ["root", "tables", "table_count", "leaves", "spans", "missed", "mapped_bytes"] {
+        assert_eq!(of(&text, key), of(&memory, key), "{key}");
     }
 }
 
 #[test]
 fn recorded_tables_map_what_the_kernel_traced() {
-    let core = recorded("smmuv3.core");
-    let shown = shown(&[&core, "--root", "0x434fe000", "--iommu", "smmuv3"]);
-    let shown = joined(shown.into_iter().map(|run| (run.0, run.1, run.2, String::new())));
+    let shown = |core: &str, root, iommu| {
+        let shown = shown(&[&recorded(core), "--root", root, "--iommu", iommu]);
+        joined(shown.into_iter().map(|run| (run.0, run.1, run.2, String::new())))
+    };
+    let mapped = shown("riscv-linux.core", "0x83dc3000", "riscv,bits=57");
+    assert_eq!((mapped.len(), &mapped), (21, &traced("riscv-linux.trace")));
+    let shown = shown("smmuv3.core", "0x434fe000", "smmuv3");
     // The first event is of a mapping that the kernel tried and took away again.
     let traced = held("smmuv3.trace").into_iter().filter(|run| run.0 != 0);
     assert_eq!(shown, traced.collect::<Vec<_>>());

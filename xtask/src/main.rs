@@ -51,18 +51,21 @@ usage: cargo xtask <command>
           look for undefined behaviour, races and wrong accesses to memory, by Miri
           and the compiler's sanitizers; `planted` shows that they find what they
           are for; needs nightly Rust, which rustup fetches
-  guest [--kernel NAME]... [--boot NAME]... [--jobs N] [--keep] [--list]
+  guest [--kernel NAME]... [--boot NAME]... [--series] [--jobs N] [--keep]
+        [--list]
           boot guests whose kernels have VFIO and run the project's program in
-          them; the kernels come from Debian's packages, and the one with
-          iommufd is the image that DMASPAN_GUEST_KERNEL names, or is built from
-          its source
+          them; --series are the boots that measure kernels before and after what
+          the book calls the five series, and print a table; the kernels come from
+          Debian's packages, and the one with iommufd is the image that
+          DMASPAN_GUEST_KERNEL names, or is built from its source
   guest [--kernel NAME]... [--icount] [--virtio-iommu] [--memory SIZE]
-        [--membar SIZE] [--prepare LINE]... -- COMMAND...
+        [--membar SIZE] [--nested] [--prepare LINE]... -- COMMAND...
           run one command in a guest, whose NVMe controller is bound to
           vfio-pci at 0000:00:05.0, and print its output; --icount counts
           instructions, --membar adds a device with a BAR of that size at
-          0000:00:07.0, each --prepare is a line for the guest's init before
-          the command, such as `hugepages 64`; without --kernel the kernel with
+          0000:00:07.0, --nested puts QEMU and the guest's kernel, /vmlinuz, into
+          the guest, each --prepare is a line for the guest's init before the
+          command, such as `hugepages 64`; without --kernel the kernel with
           iommufd runs
           Both: --list prints the kernels and boots. QEMU is the one of `hw`, or
           any of PATH; where there is no QEMU or no kernel, guests are skipped,

@@ -2,7 +2,7 @@
 //!
 //! As the guest's first process it is its [`init`]: it makes the machine ready, runs a list of
 //! commands and powers off. Called by a command of that list it runs [`cases`], which need VFIO and
-//! a device behind an IOMMU.
+//! a device behind an IOMMU, or measures the kernel ([`measure`]).
 //!
 //! The book has what the cases found ([real kernels]); `cargo xtask book` builds the book beside these
 //! pages.
@@ -16,12 +16,14 @@ mod cases;
 mod commands;
 mod init;
 mod kmsg;
+mod measure;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: dmaspan-guest cases [--backend vfio|iommufd|compat] [--device BDF] [NAME...]
        dmaspan-guest list
+       dmaspan-guest measure NAME
 
 Runs the cases whose names begin with a NAME, or all. As the first process of a
 guest it is started without arguments.";
@@ -41,6 +43,9 @@ fn main() -> ExitCode {
             Ok(options) => cases::run(&options),
             Err(error) => refuse(&error),
         },
+        ["measure", name] => {
+            measure::run(name).unwrap_or_else(|| refuse(&format!("nothing measures `{name}`")))
+        }
         // What a case starts to kill it.
         ["victim", rest @ ..] => match cases::Options::parse(rest).map(|wanted| wanted.be_killed())
         {

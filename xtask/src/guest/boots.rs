@@ -13,6 +13,9 @@ pub(super) enum On {
     Iommufd,
     /// Those of Arm, with pages of each size that Debian has.
     Arm,
+    /// Those of these names, before a change of Linux and after it. Such a boot runs where it is
+    /// asked for alone.
+    Named(&'static [&'static str]),
 }
 
 /// What translates for the guest's devices.
@@ -47,11 +50,24 @@ pub(super) struct Boot {
     pub(super) seconds: u64,
     /// The lines that its init runs first.
     pub(super) commands: &'static [&'static str],
+    /// Whether it has QEMU, for a VM of its own.
+    pub(super) nested: bool,
     /// The backends that all programs are run with behind them.
     pub(super) backends: &'static [&'static str],
 }
 
 impl Boot {
+    /// The kernels that it names, if it does.
+    pub(super) fn named(&self) -> impl Iterator<Item = &'static str> {
+        self.on
+            .iter()
+            .flat_map(|on| match on {
+                On::Named(names) => *names,
+                _ => &[],
+            })
+            .copied()
+    }
+
     /// All lines that its init runs.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.commands.iter().map(|&line| line.to_owned()).collect();
@@ -99,6 +115,7 @@ const PLAIN: Boot = Boot {
     cmdline: "",
     seconds: 300,
     commands: &[],
+    nested: false,
     backends: &[],
 };
 
@@ -190,7 +207,88 @@ pub(super) const BOOTS: &[Boot] = &[
         ],
         ..PLAIN
     },
+    Boot {
+        name: "map-pages",
+        on: &[On::Named(&["5.10", "6.1"])],
+        time: Time::Counted,
+        seconds: 600,
+        commands: TABLES,
+        ..PLAIN
+    },
+    Boot {
+        name: "map-pages-arm",
+        on: &[On::Named(&["arm64-5.10", "arm64"])],
+        iommu: Iommu::Smmu,
+        time: Time::Counted,
+        seconds: 1200,
+        commands: TABLES,
+        ..PLAIN
+    },
+    Boot {
+        name: "swiotlb",
+        on: &[On::Named(&["5.10", "6.1"])],
+        qemu: FOUR_CPUS,
+        cmdline: "intel_iommu=off swiotlb=force",
+        seconds: 900,
+        commands: BOUNCE,
+        ..PLAIN
+    },
+    Boot {
+        name: "swiotlb-one-area",
+        on: &[On::Named(&["6.1"])],
+        qemu: FOUR_CPUS,
+        // 64 MiB of slots of 2 KiB, as there are by default.
+        cmdline: "intel_iommu=off swiotlb=32768,1,force",
+        seconds: 900,
+        commands: BOUNCE,
+        ..PLAIN
+    },
+    Boot {
+        name: "no-swiotlb",
+        on: &[On::Named(&["5.10", "6.1"])],
+        qemu: FOUR_CPUS,
+        cmdline: "intel_iommu=off",
+        seconds: 900,
+        commands: BOUNCE,
+        ..PLAIN
+    },
+    Boot {
+        name: "unaligned-bar",
+        on: &[On::Named(&["6.12", "6.16", "6.18"])],
+        time: Time::Counted,
+        qemu: &LARGE_DEVICE,
+        seconds: 600,
+        commands: &[LARGE, "settle 20", "dmaspan-guest measure bars"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vm-boot-requests",
+        on: &[On::Named(&["6.12", "6.16", "6.18"])],
+        time: Time::Counted,
+        qemu: BAR_OF_32G,
+        seconds: 1800,
+        commands: &[LARGE, "settle 20", "dmaspan-guest measure boot"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vm-boot",
+        on: &[On::Named(&["6.12", "6.16"])],
+        time: Time::Counted,
+        qemu: BAR_OF_32G,
+        seconds: 3000,
+        commands: &[LARGE, "settle 20", "dmaspan-guest measure vm"],
+        nested: true,
+        ..PLAIN
+    },
 ];
+
+/// One with a BAR as long as that of the series.
+const BAR_OF_32G: &[&str] = &["-device", "pci-testdev,membar=32G,addr=07"];
+/// What maps contiguous pages by requests of VFIO.
+const TABLES: &[&str] = &[NVME, "hugepages 8", "settle 20", "dmaspan-guest measure tables"];
+/// What reads and writes the disk by the kernel's own driver, with more CPUs than others have.
+const BOUNCE: &[&str] = &["settle 10", "dmaspan-guest measure bounce"];
+const FOUR_CPUS: &[&str] = &["-smp", "4"];
 
 #[cfg(test)]
 mod tests {
@@ -205,8 +303,11 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_runs_the_program_without_a_device() {
+    fn every_kernel_of_the_usual_boots_runs_the_program_without_a_device() {
         for kernel in super::super::kernels::KERNELS {
+            if kernel.is_old() {
+                continue;
+            }
             let boots = BOOTS.iter().filter(|boot| kernel.is_one_of(boot.on));
             let runs = boots.filter(|boot| boot.commands.contains(&SOFT)).count();
             assert_eq!(runs, 1, "{}", kernel.name);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::boots::Iommu;
 use super::cpio::Archive;
 use super::kernels::{Cpu, Ready};
+use super::nested;
 use crate::cross::File;
 use crate::{cargo, cross};
 
@@ -81,16 +82,17 @@ pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
     Ok(programs)
 }
 
-/// Everything in one archive.
+/// Everything in one archive; with `nested`, the QEMU of this machine, too.
 ///
 /// # Errors
 ///
-/// Which module cannot be read, in one line.
+/// Which module cannot be read, or why there is no QEMU for the guest, in one line.
 pub(super) fn write(
     programs: &Programs,
     kernel: &Ready,
     iommu: Iommu,
     commands: &[String],
+    nested: Option<&Path>,
 ) -> Result<Vec<u8>, String> {
     let mut archive = Archive::default();
     ["bin", "guest", "modules", "run"].iter().for_each(|folder| archive.folder(folder));
@@ -98,6 +100,9 @@ pub(super) fn write(
         archive.file(place, program);
     }
     add_tests(&programs.tests, &mut archive);
+    if let Some(program) = nested {
+        nested::add(program, &kernel.image, &mut archive)?;
+    }
     if let Some(shell) = &kernel.shell {
         archive.file("bin/sh", &read(shell)?);
         SHELL_IS.iter().for_each(|name| archive.link(&format!("bin/{name}"), "sh"));

@@ -67,15 +67,21 @@ pub(super) struct Kernel {
     /// Whether it runs where nothing was asked for.
     pub(super) by_default: bool,
     origin: Origin,
+    /// The suites of Debian that have it.
+    suites: &'static str,
     /// How the releases end that are made for such guests.
     flavour: &'static str,
 }
+
+/// What kernels are taken from, each at once.
+const ALL_SUITES: [&str; 2] = [packages::SUITES, packages::OLD_SUITES];
 
 /// How the releases end that are made for virtual machines, which these are.
 const CLOUD: &str = "-cloud-amd64";
 
 const fn x86(name: &'static str, origin: Origin) -> Kernel {
-    Kernel { cpu: Cpu::X86, name, by_default: false, origin, flavour: CLOUD }
+    let suites = packages::SUITES;
+    Kernel { cpu: Cpu::X86, name, by_default: false, origin, suites, flavour: CLOUD }
 }
 
 /// The same kernel, run where nothing was asked for.
@@ -84,20 +90,28 @@ const fn by_default(kernel: Kernel) -> Kernel {
 }
 
 const fn arm(name: &'static str, flavour: &'static str) -> Kernel {
-    let origin = Origin::Series("6.12");
-    Kernel { cpu: Cpu::Arm, name, by_default: false, origin, flavour }
+    let (origin, suites) = (Origin::Series("6.12"), packages::SUITES);
+    Kernel { cpu: Cpu::Arm, name, by_default: false, origin, suites, flavour }
+}
+
+/// That of an older release of Debian.
+const fn old(kernel: Kernel) -> Kernel {
+    Kernel { origin: Origin::Series("5.10"), suites: packages::OLD_SUITES, ..kernel }
 }
 
 /// All kernels that can be asked for.
-pub(super) const KERNELS: [Kernel; 8] = [
+pub(super) const KERNELS: [Kernel; 11] = [
+    old(x86("5.10", Origin::Newest)),
     by_default(x86("6.1", Origin::Series("6.1"))),
     x86("6.12", Origin::Series("6.12")),
+    x86("6.16", Origin::Series("6.16")),
     x86("6.17", Origin::Series("6.17")),
     x86("6.18", Origin::Series("6.18")),
     by_default(x86("newest", Origin::Newest)),
     by_default(x86("iommufd", Origin::Image)),
     arm("arm64", "-arm64"),
     arm("arm64-16k", "-arm64-16k"),
+    old(arm("arm64-5.10", "-arm64")),
 ];
 
 /// A kernel that is there.
@@ -114,9 +128,17 @@ pub(super) struct Ready {
 }
 
 impl Kernel {
+    /// Whether only boots that name it are for it.
+    pub(super) fn is_old(self) -> bool {
+        self.suites == packages::OLD_SUITES
+    }
+
     /// Whether boots for these are for it.
     pub(super) fn is_one_of(self, on: &[On]) -> bool {
         on.iter().any(|on| match on {
+            On::Named(names) => names.contains(&self.name),
+            // What others do is for kernels of now.
+            _ if self.is_old() => false,
             On::Arm => self.cpu == Cpu::Arm,
             _ if self.cpu != Cpu::X86 => false,
             On::Stock => self.origin != Origin::Image,
@@ -196,8 +218,10 @@ fn fetch(
 ) -> Result<Vec<(&'static str, String)>, String> {
     let here = Machine::here()?;
     let mut failed = Vec::new();
-    for cpu in [Cpu::X86, Cpu::Arm] {
-        let missing: Vec<&Kernel> = missing.iter().filter(|kernel| kernel.cpu == cpu).collect();
+    let of = [Cpu::X86, Cpu::Arm].map(|cpu| ALL_SUITES.map(|suites| (cpu, suites)));
+    for (cpu, suites) in of.into_iter().flatten() {
+        let is_of = |kernel: &&Kernel| kernel.cpu == cpu && kernel.suites == suites;
+        let missing: Vec<&Kernel> = missing.iter().filter(is_of).collect();
         if missing.is_empty() {
             continue;
         }
@@ -206,7 +230,14 @@ fn fetch(
             Cpu::Arm => &here.of_architecture("arm64")?,
         };
         let apt = folder.join("apt");
-        let root = machine.root(&apt, packages::SUITES, lock)?;
+        let root = match machine.root(&apt, suites, lock) {
+            Ok(root) => root,
+            // Others may still be had.
+            Err(why) => {
+                failed.extend(missing.iter().map(|kernel| (kernel.name, why.clone())));
+                continue;
+            }
+        };
         for kernel in missing {
             let unpack = |series, new: &Path| unpack(&root, series, kernel.flavour, new, lock);
             let done = replace(&folder.join(kernel.name), |new| {

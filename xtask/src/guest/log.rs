@@ -3,11 +3,16 @@
 //! The lines that count begin with `guest: `; the guest's program documents them. Everything else
 //! is the output of commands.
 
+use std::time::Duration;
+
 /// What a line of the guest's init begins with.
 pub(super) const MARKER: &str = "guest: ";
 
+/// The line by which a guest has this machine note the time that its CPUs took.
+pub(super) const MARK: &str = "guest: mark";
+
 /// A guest's console, read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     /// The kernel that ran.
     pub(super) release: Option<String>,
@@ -19,10 +24,36 @@ pub(super) struct Report {
     pub(super) skipped: Vec<String>,
     /// The names of cases that failed, and why.
     pub(super) failed: Vec<String>,
+    /// What was measured.
+    pub(super) figures: Vec<Figure>,
+    /// The marks so far, and between which two lies what some figures are about: of each the
+    /// second's number, and by how much what lies between is divided.
+    marks: usize,
+    between: Vec<(usize, usize, f64)>,
     /// What init failed in.
     errors: Vec<String>,
     taint: Option<u64>,
     ended: bool,
+}
+
+/// A figure that a guest measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Figure {
+    /// Of what it is.
+    pub(super) name: String,
+    /// The number.
+    pub(super) number: f64,
+    /// Its unit; `-` of a count.
+    pub(super) unit: String,
+}
+
+impl Figure {
+    /// Reads `NUMBER UNIT NAME`.
+    fn parse(text: &str) -> Option<Self> {
+        let (number, rest) = text.split_once(' ')?;
+        let (unit, name) = rest.split_once(' ')?;
+        Some(Self { name: name.to_owned(), number: number.parse().ok()?, unit: unit.to_owned() })
+    }
 }
 
 /// A command that a guest ran.
@@ -81,6 +112,21 @@ impl Report {
                     ran.code = rest.split(' ').next().and_then(|code| code.parse().ok());
                 }
             }
+            "figure" => match Figure::parse(rest) {
+                Some(figure) => self.figures.push(figure),
+                None => self.errors.push(format!("`{rest}` is no figure")),
+            },
+            "mark" => self.marks += 1,
+            "host-cpu" => {
+                match rest.split_once(' ').and_then(|(by, name)| Some((by.parse().ok()?, name))) {
+                    Some((by, name)) => {
+                        self.between.push((self.figures.len(), self.marks, by));
+                        let (name, unit) = (name.to_owned(), "µs".to_owned());
+                        self.figures.push(Figure { name, number: f64::NAN, unit });
+                    }
+                    None => self.errors.push(format!("`{rest}` is no figure")),
+                }
+            }
             "PASS" => self.passed += 1,
             "SKIP" => self.skipped.push(rest.to_owned()),
             "FAIL" => self.failed.push(rest.to_owned()),
@@ -88,6 +134,19 @@ impl Report {
             "taint" => self.taint = rest.parse().ok(),
             "end" => self.ended = true,
             _ => {}
+        }
+    }
+
+    /// Takes what this machine noted at the marks: the figures about the time between two of them
+    /// are complete then.
+    pub(super) fn host_cpu(&mut self, noted: &[Duration]) {
+        for (index, mark, by) in std::mem::take(&mut self.between) {
+            let ends = [mark.checked_sub(2), mark.checked_sub(1)];
+            let [begin, end] = ends.map(|at| noted.get(at?).copied());
+            let time = end.zip(begin).map(|(end, begin)| end.saturating_sub(begin));
+            if let (Some(figure), Some(time)) = (self.figures.get_mut(index), time) {
+                figure.number = time.as_secs_f64() * 1e6 / by;
+            }
         }
     }
 
@@ -180,6 +239,18 @@ mod tests {
             assert_eq!(Report::parse(&console).problems(), [problem]);
         }
         assert_eq!(Report::parse("").problems(), ["it did not come to its end"]);
+    }
+
+    #[test]
+    fn a_figure_of_this_machines_cpus_is_what_they_took_between_two_marks() {
+        let console = "guest: figure 2.5 s a name\nguest: mark\nguest: mark\n\
+            guest: mark\nguest: host-cpu 4 another\n";
+        let mut report = Report::parse(console);
+        report.host_cpu(&[1, 2, 6].map(Duration::from_micros));
+        let shown = report.figures.iter().map(|each| (each.name.as_str(), each.number));
+        assert_eq!(shown.collect::<Vec<_>>(), [("a name", 2.5), ("another", 1.0)]);
+        let problems = Report::parse("guest: figure 2.5\nguest: host-cpu x y\n").problems();
+        assert!(problems[..2].iter().all(|problem| problem.ends_with(" is no figure")));
     }
 
     #[test]

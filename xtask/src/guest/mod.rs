@@ -6,9 +6,11 @@
 
 mod boots;
 mod cpio;
+mod figures;
 mod initrd;
 mod kernels;
 mod log;
+mod nested;
 mod options;
 mod packages;
 mod qemu;
@@ -50,6 +52,8 @@ struct Guest<'r> {
     machine: Machine<'r>,
     commands: Vec<String>,
     limit: Duration,
+    /// Whether it has QEMU.
+    nested: bool,
 }
 
 /// How a guest ended.
@@ -168,8 +172,9 @@ impl Work {
         kernels: &[Ready],
         programs: &Programs,
     ) -> Result<(), String> {
-        let wanted = |boot: &&Boot| {
-            options.boots.is_empty() || options.boots.iter().any(|name| name == boot.name)
+        let wanted = |boot: &&Boot| match options.boots.is_empty() {
+            true => boot.named().next().is_none(),
+            false => options.boots.iter().any(|name| name == boot.name),
         };
         let mut guests = Vec::new();
         for boot in BOOTS.iter().filter(wanted) {
@@ -178,6 +183,7 @@ impl Work {
         }
         let next = AtomicUsize::new(0);
         let failed = Mutex::new(Vec::new());
+        let measured = Mutex::new(Vec::new());
         thread::scope(|scope| {
             for _ in 0..options.jobs {
                 scope.spawn(|| {
@@ -187,10 +193,20 @@ impl Work {
                         if !say(guest, &ended, &self.console(guest)) {
                             failed.push(guest.title());
                         }
+                        if let (Ok(ended), Ok(mut measured)) = (ended, measured.lock()) {
+                            let kernel = guest.kernel.kernel.name;
+                            measured.push((guest.name.clone(), kernel, ended.report.figures));
+                        }
                     }
                 });
             }
         });
+        let measured = measured.into_inner().map_err(|_| "a guest could not be said".to_owned())?;
+        for boot in BOOTS.iter().filter(wanted) {
+            let of = measured.iter().filter(|(name, ..)| name == boot.name);
+            let of: Vec<_> = of.map(|(_, kernel, figures)| (*kernel, figures.as_slice())).collect();
+            figures::table(boot, &of).iter().for_each(|line| println!("{line}"));
+        }
         let failed = failed.into_inner().map_err(|_| "a guest could not be said".to_owned())?;
         match failed.is_empty() {
             true => Ok(()),
@@ -236,7 +252,9 @@ impl Work {
         let fail = |error: io::Error| cannot_write(&self.folder, &error);
         let place = |kind| self.folder.join("run").join(format!("{}.{kind}", guest.file_name()));
         let (initrd, disk) = (place("cpio"), place("img"));
-        let archive = initrd::write(programs, guest.kernel, guest.machine.iommu, &guest.commands)?;
+        let nested = guest.nested.then_some(self.program.as_path());
+        let (kernel, iommu) = (guest.kernel, guest.machine.iommu);
+        let archive = initrd::write(programs, kernel, iommu, &guest.commands, nested)?;
         fs::write(&initrd, archive).map_err(fail)?;
         fs::copy(self.folder.join("disk.img"), &disk).map_err(fail)?;
         let console = self.console(guest);
@@ -247,7 +265,11 @@ impl Work {
             let program = guest.kernel.kernel.cpu.program(&self.program);
             let ran = qemu::run(&program, &arguments, &console, limits);
             let text = fs::read(&console).map_err(fail)?;
-            Ok((ran, Report::parse(&String::from_utf8_lossy(&text))))
+            let mut report = Report::parse(&String::from_utf8_lossy(&text));
+            if let Ok(run) = &ran {
+                report.host_cpu(&run.marks);
+            }
+            Ok((ran.map(|run| run.took), report))
         })?;
         if self.left_over == LeftOver::Removed {
             fs::remove_file(&initrd).and_then(|()| fs::remove_file(&disk)).map_err(fail)?;
@@ -294,6 +316,7 @@ impl<'r> Guest<'r> {
             },
             commands: boot.lines(),
             limit: Duration::from_secs(boot.seconds),
+            nested: boot.nested,
         }
     }
 
@@ -327,6 +350,7 @@ impl<'r> Guest<'r> {
             },
             commands,
             limit: Duration::from_secs(COMMAND_SECONDS),
+            nested: one.nested,
         }
     }
 

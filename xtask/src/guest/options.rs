@@ -1,6 +1,6 @@
 //! The options of `cargo xtask guest`.
 
-use super::boots::{BOOTS, Iommu};
+use super::boots::{BOOTS, Boot, Iommu};
 use super::kernels::{KERNELS, Kernel};
 use super::qemu::Time;
 
@@ -50,6 +50,8 @@ pub(super) struct OneCommand {
     pub(super) memory: String,
     /// The size of the BAR of a device at 0000:00:07.0.
     pub(super) membar: Option<String>,
+    /// Whether the guest has QEMU, to be a host itself.
+    pub(super) nested: bool,
 }
 
 impl Options {
@@ -73,6 +75,7 @@ impl Options {
             time: Time::Real,
             memory: "2G".to_owned(),
             membar: None,
+            nested: false,
         };
         let mut of_one = None;
         let mut arguments = arguments.iter();
@@ -83,6 +86,7 @@ impl Options {
                 "--kernel" => options.kernels.push(kernel(value()?)?),
                 "--boot" => options.boots.push(boot(value()?)?),
                 "--jobs" => options.jobs = jobs(value()?)?,
+                "--series" => options.boots.extend(series().map(|boot| boot.name.to_owned())),
                 "--keep" => options.left_over = LeftOver::Kept,
                 "--list" => options.action = Action::List,
                 _ => {
@@ -91,6 +95,7 @@ impl Options {
                         "--memory" => one.memory = value()?.to_owned(),
                         "--membar" => one.membar = Some(value()?.to_owned()),
                         "--virtio-iommu" => one.iommu = Iommu::Virtio,
+                        "--nested" => one.nested = true,
                         "--icount" => one.time = Time::Counted,
                         other => return Err(format!("`{other}` is not understood")),
                     }
@@ -107,11 +112,26 @@ impl Options {
         if options.kernels.is_empty() {
             options.kernels = match &options.action {
                 Action::Command(_) => vec![kernel("iommufd")?],
-                _ => KERNELS.into_iter().filter(|kernel| kernel.by_default).collect(),
+                _ => usual(&options.boots),
             };
         }
         Ok(options)
     }
+}
+
+/// The boots that compare kernels.
+fn series() -> impl Iterator<Item = &'static Boot> {
+    BOOTS.iter().filter(|boot| boot.named().next().is_some())
+}
+
+/// The kernels that run by default and, where boots are asked for, those that they name.
+fn usual(boots: &[String]) -> Vec<Kernel> {
+    let asked = BOOTS.iter().filter(|boot| boots.iter().any(|name| name == boot.name));
+    let (named, others): (Vec<_>, Vec<_>) = asked.partition(|boot| boot.named().next().is_some());
+    let is_default = named.is_empty() || !others.is_empty();
+    let is_named = |kernel: &Kernel| named.iter().any(|boot| kernel.is_one_of(boot.on));
+    let wanted = |kernel: &Kernel| (is_default && kernel.by_default) || is_named(kernel);
+    KERNELS.into_iter().filter(wanted).collect()
 }
 
 fn kernel(name: &str) -> Result<Kernel, String> {
@@ -150,6 +170,12 @@ mod tests {
         assert_eq!(kernels(""), ["6.1", "newest", "iommufd"]);
         assert_eq!(kernels("--kernel 6.18 --kernel 6.1"), ["6.18", "6.1"]);
         assert_eq!(kernels("-- dmaspan devices"), ["iommufd"]);
+        assert_eq!(kernels("--boot swiotlb"), ["5.10", "6.1"]);
+        let series = parse("--series").unwrap();
+        assert!(series.boots.iter().any(|name| name == "swiotlb"), "{series:?}");
+        assert!(!series.boots.iter().any(|name| name == "type1"), "{series:?}");
+        assert!(series.kernels.iter().any(|kernel| kernel.name == "arm64-5.10"));
+        assert_eq!(kernels("--boot swiotlb --boot counted"), ["5.10", "6.1", "newest", "iommufd"]);
         assert_eq!(parse("").unwrap().action, Action::Boots);
         assert_eq!(parse("--").unwrap().action, Action::Boots);
         assert_eq!(parse("--list").unwrap().action, Action::List);
@@ -169,7 +195,7 @@ mod tests {
     fn bad_arguments_are_refused_by_name() {
         for (line, named) in [
             ("--kernel", "--kernel"),
-            ("--kernel 5.10", "`5.10`"),
+            ("--kernel 5.9", "`5.9`"),
             ("--boot nothing", "`nothing`"),
             ("--jobs 0", "`0`"),
             ("--fast", "`--fast`"),

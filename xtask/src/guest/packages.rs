@@ -2,6 +2,8 @@
 
 /// Suites that have kernels from 6.1 on.
 pub(super) const SUITES: &str = "bookworm trixie trixie-updates trixie-backports";
+/// Suites that have one before those, and shells.
+pub(super) const OLD_SUITES: &str = "bullseye trixie";
 
 const IMAGE: &str = "linux-image-";
 /// A kernel among the names of packages.

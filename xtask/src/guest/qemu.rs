@@ -122,7 +122,16 @@ impl Stopped {
     }
 }
 
-/// Runs a machine to its end, with its console in a file, and returns how long it took.
+/// How a machine ran that came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// How long it took.
+    pub(super) took: Duration,
+    /// CPU time that QEMU had taken when each line [`log::MARK`] was on the console.
+    pub(super) marks: Vec<Duration>,
+}
+
+/// Runs a machine to its end, with its console in a file.
 ///
 /// # Errors
 ///
@@ -132,7 +141,7 @@ pub(super) fn run(
     arguments: &[String],
     console: &Path,
     limits: Limits,
-) -> Result<Duration, Stopped> {
+) -> Result<Run, Stopped> {
     let cannot = |error: io::Error| Stopped::Failed(format!("QEMU does not start: {error}"));
     let output = File::create(console).map_err(cannot)?;
     let errors = output.try_clone().map_err(cannot)?;
@@ -141,14 +150,21 @@ pub(super) fn run(
     command.args(arguments).stdin(Stdio::null()).stdout(output).stderr(errors);
     let mut child = command.spawn().map_err(cannot)?;
     let mut begun = false;
+    let mut marks = Vec::new();
     let stopped = loop {
         let ended = child.try_wait();
-        begun = begun || has_begun(console);
+        let said = said(console);
+        begun = begun || said.begun;
+        if said.marks > marks.len()
+            && let Some(cpu) = cpu_time(child.id())
+        {
+            marks.resize(said.marks, cpu);
+        }
         match ended {
             Ok(Some(status)) if !status.success() => {
                 return Err(Stopped::Failed(format!("QEMU ended with {status}")));
             }
-            Ok(Some(_)) if begun => return Ok(started.elapsed()),
+            Ok(Some(_)) if begun => return Ok(Run { took: started.elapsed(), marks }),
             Ok(Some(_)) => {
                 let why = "QEMU ended before the guest's init said anything".to_owned();
                 return Err(Stopped::NotBegun(why));
@@ -173,12 +189,33 @@ pub(super) fn run(
 /// Between two looks at a machine.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Whether the guest's init has said a line: firmware alone says some kilobytes.
-fn has_begun(console: &Path) -> bool {
-    fs::read(console).is_ok_and(|text| {
-        let text = String::from_utf8_lossy(&text);
-        text.lines().any(|line| log::clean(line).starts_with(log::MARKER))
-    })
+/// What a console says so far.
+#[derive(Debug, Default)]
+struct Said {
+    /// Whether the guest's init has said a line: firmware alone says some kilobytes.
+    begun: bool,
+    /// How many lines are marks.
+    marks: usize,
+}
+
+fn said(console: &Path) -> Said {
+    let text = fs::read(console).unwrap_or_default();
+    let mut said = Said::default();
+    for line in String::from_utf8_lossy(&text).lines().map(log::clean) {
+        said.begun |= line.starts_with(log::MARKER);
+        said.marks += usize::from(line == log::MARK);
+    }
+    said
+}
+
+/// CPU time that a process has taken: of its `stat` the numbers 14 and 15, in hundredths of a
+/// second (proc_pid_stat(5)); the name, in brackets, is the second.
+fn cpu_time(process: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let behind = stat.rsplit_once(')')?.1;
+    let ticks: Option<Vec<u64>> =
+        behind.split_whitespace().skip(11).take(2).map(|number| number.parse().ok()).collect();
+    Some(Duration::from_millis(10 * ticks?.iter().sum::<u64>()))
 }
 
 /// The program: that of the tests against QEMU's IOMMUs where it is there, or any of `PATH`, or
@@ -255,7 +292,7 @@ mod tests {
     }
 
     /// What came of a shell script in QEMU's place.
-    fn ran(script: &str, begin: Duration, end: Duration) -> Result<Duration, Stopped> {
+    fn ran(script: &str, begin: Duration, end: Duration) -> Result<Run, Stopped> {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
         let run_of = RUNS.fetch_add(1, Ordering::Relaxed);
         let console =
@@ -283,7 +320,15 @@ mod tests {
     #[test]
     fn a_guest_that_has_begun_has_all_its_time() {
         let script = "echo 'guest: kernel 6'; sleep 0.3; echo 'guest: end'";
-        assert!(ran(script, SOON, LATE).is_ok_and(|took| took >= 3 * SOON));
+        assert!(ran(script, SOON, LATE).is_ok_and(|run| run.took >= 3 * SOON));
+    }
+
+    #[test]
+    fn a_mark_has_the_cpu_time_until_then() {
+        let work = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+        let script = format!("echo 'guest: mark'; {work}; echo 'guest: mark'; sleep 0.3");
+        let marks = ran(&script, LATE, LATE).unwrap().marks;
+        assert!(matches!(marks[..], [first, second] if first < second), "{marks:?}");
     }
 
     #[test]

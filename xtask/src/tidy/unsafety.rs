@@ -111,9 +111,9 @@ const PARTS: [Part; 13] = [
         at: "crates/dmaspan-guest/src/",
         declares: &[],
         promises: &[],
-        places: &["cases/plain.rs", "cases/adopted.rs"],
-        otherwise: "unsafe code of the guests' program stands in `cases/plain.rs` and \
-                    `cases/adopted.rs`",
+        places: &["cases/plain.rs", "cases/adopted.rs", "measure/raw.rs"],
+        otherwise: "unsafe code of the guests' program stands in `cases/plain.rs`, \
+                    `cases/adopted.rs` and `measure/raw.rs`",
     },
     Part {
         at: "crates/dmaspan-peers/src/",

@@ -177,29 +177,31 @@ fn tables(
     device: &Device,
     kind: Option<TableKind>,
 ) -> Result<(Box<dyn Tables>, Option<String>), String> {
-    let bits = Some(INPUT_BITS);
-    if let Some(kind) = kind {
-        if kind.family != Family::Vtd {
-            return Err(
-                "domain_translation_struct is Intel's: --iommu takes vtd, with stage=1 or \
-                        stage=2, for it"
-                    .to_owned(),
-            );
-        }
-        return Ok((TableKind { bits, ..kind }.tables()?, None));
+    let (bits, kind_is_given) = (Some(INPUT_BITS), kind.is_some());
+    if kind.is_some_and(|kind| kind.family != Family::Vtd) {
+        return Err(
+            "domain_translation_struct is Intel's: --iommu takes vtd, with stage=1 or stage=2, for \
+             it"
+            .to_owned(),
+        );
     }
     let leaf_of = |line: &Line| line.entries.iter().copied().find(|entry| *entry != 0);
     let mut leaves = device.lines.iter().filter_map(leaf_of).peekable();
     let first = leaves.peek().is_some() && leaves.all(|leaf| leaf & USER != 0);
-    let stage = if first { 1 } else { 2 };
-    let tables = TableKind { stage: Some(stage), bits, ..TableKind::new(Family::Vtd) }.tables()?;
-    let note = (!device.lines.is_empty()).then(|| {
-        format!(
+    let likely = if first { 1 } else { 2 };
+    let kind = kind.unwrap_or(TableKind { stage: Some(likely), ..TableKind::new(Family::Vtd) });
+    let stage = kind.stage.unwrap_or(2);
+    let note = match (device.lines.is_empty(), kind_is_given) {
+        (true, _) => None,
+        (false, false) => Some(format!(
             "the text does not say which stage its tables are of: stage {stage} by bit 2 of the \
              leaves (--iommu vtd,stage=1 or 2 says it)"
-        )
-    });
-    Ok((tables, note))
+        )),
+        (false, true) => (stage != likely).then(|| {
+            format!("by bit 2 of the leaves the tables are of stage {likely}, not of stage {stage}")
+        }),
+    };
+    Ok((TableKind { bits, ..kind }.tables()?, note))
 }
 
 /// The leaf of a line; adds the tables above it to `links`, by address and level, and raises `top`
@@ -311,11 +313,11 @@ IOVA_PFN\t\tPML5E\t\t\tPML4E\t\t\tPDPE\t\t\tPDE\t\t\tPTE
         assert!(domains[0].notes[0].contains("stage 1 by bit 2"));
         let prot = domains[0].leaves[0].prot;
         assert!(prot.contains(Prot::READ_WRITE | Prot::NOEXEC) && !prot.contains(Prot::PRIV));
-        let kind = "vtd,stage=2".parse().unwrap();
-        assert_eq!(
-            super::domains(text, Some(kind)).unwrap()[0].title,
-            "VT-d second-stage page tables"
-        );
+        let of = |kind: &str| super::domains(text, Some(kind.parse().unwrap())).unwrap();
+        let forced = of("vtd,stage=2");
+        assert_eq!(forced[0].title, "VT-d second-stage page tables");
+        assert!(forced[0].notes[0].ends_with("of stage 1, not of stage 2"), "{forced:?}");
+        assert!(of("vtd,stage=1")[0].notes.is_empty());
     }
 
     /// A number with all digits.

@@ -101,6 +101,7 @@ const fn meaning(fault: &str) -> &'static str {
         }
         b"table_at_two_levels" => "a table is linked at two levels",
         b"torn_group" => "entries of one large leaf differ; each is listed as a leaf of its own",
+        b"another_format" => "a table is of another format than --iommu says",
         b"no_table" => "a device has a table that cannot be read",
         b"incomplete" => "the rest of the dump was not read",
         _ => "entries that no sound tree has",

@@ -13,6 +13,7 @@ mod diff;
 mod domain;
 mod extract;
 mod findings;
+mod fit;
 mod lines;
 mod memory;
 mod metrics;
@@ -177,7 +178,7 @@ fn read(args: &InspectArgs, kind: Kind, files: &[PathBuf]) -> Result<Dump, Faile
                 let found = debugfs::domains(&text(file)?, args.iommu);
                 let found = found.map_err(|why| cannot(file, &why))?;
                 if found.is_empty() {
-                    notes.push(format!("of {}: not translated", file.display()));
+                    notes.push(format!("not translated: {}", file.display()));
                 }
                 for domain in found {
                     match domains.iter_mut().find(|known| known.root == domain.root) {
@@ -209,6 +210,11 @@ fn read_memory(args: &InspectArgs, kind: Kind, file: &Path) -> Result<Dump, Fail
         let read = Domain::read(tables.as_ref(), root.address, &memory, &mut left);
         let mut domain = read.map_err(|why| cannot(file, &format!("{why}{}", place(&memory))))?;
         domain.devices.extend(root.name.clone());
+        if let Some(better) = fit::better(iommu, root.address, &memory) {
+            domain.fault("another_format", 1, || {
+                format!("the entries look much more like those of --iommu {better}")
+            });
+        }
         domains.push(domain);
     }
     if !args.device_table.is_empty() {

@@ -142,8 +142,10 @@ fn region(mappings: &[Mapping]) -> Option<Region<'_>> {
 /// A line of a map.
 enum Line<'r, 'm> {
     Region(&'r Region<'m>),
-    /// How many bytes have no mapping, and what is said of them.
-    Hole(u64, String),
+    /// How many bytes have no mapping.
+    Hole(u64),
+    /// x86's interrupts, where nothing is mapped.
+    Interrupts,
 }
 
 /// The map of an address space: a strip for each region, and the holes between them.
@@ -156,17 +158,20 @@ fn map(domain: &DomainReport) -> Markup {
         regions.sort_by_key(|region| region.first);
     }
     let mut classes = LEAF_CLASSES.to_vec();
+    let lines = lines(domain, &regions, count);
+    if lines.iter().any(|line| matches!(line, Line::Interrupts)) {
+        classes.push(("reserved", "reserved"));
+    }
     if domain.runs.iter().any(|run| run.is_register) {
         classes.push(("other", "outside of the dump, or registers (BARs)"));
     }
     html! {
         ul.map {
-            @for line in lines(domain, &regions, count) {
+            @for line in &lines {
                 @match line {
                     Line::Region(region) => li { (region_strip(domain, region)) },
-                    Line::Hole(bytes, what) => {
-                        li.hole { "hole of " (ByteSize::new(bytes)) (what) }
-                    },
+                    Line::Hole(bytes) => li.hole { "hole of " (ByteSize::new(*bytes)) },
+                    Line::Interrupts => li { (interrupts()) },
                 }
             }
         }
@@ -188,26 +193,41 @@ fn lines<'r, 'm>(
     let mut lines = Vec::new();
     // The first address behind what is shown; none at the end of the space.
     let mut next = Some(domain.aperture.map_or(0, |[first, _]| first));
-    let hole = |from: Option<u64>, to: u64| {
-        let bytes = to.checked_sub(from?)?;
-        let has_interrupts = is_x86 && from <= Some(INTERRUPTS[0]) && INTERRUPTS[1] < to;
+    let hole = |from: u64, to: u64| (from < to).then(|| Line::Hole(to - from));
+    let between = |from: Option<u64>, to: u64| {
+        let (Some(from), true) = (from, is_whole) else { return Vec::new() };
         let [first, last] = INTERRUPTS;
-        let what = if has_interrupts {
-            format!(", with x86's interrupts at {first:#x}..={last:#x}")
+        if is_x86 && from <= first && last < to {
+            [hole(from, first), Some(Line::Interrupts), hole(last + 1, to)]
         } else {
-            String::new()
-        };
-        (bytes != 0 && is_whole).then_some(Line::Hole(bytes, what))
+            [hole(from, to), None, None]
+        }
+        .into_iter()
+        .flatten()
+        .collect()
     };
     for region in regions {
-        lines.extend(hole(next, region.first));
+        lines.extend(between(next, region.first));
         lines.push(Line::Region(region));
         next = region.last.checked_add(1);
     }
     if let Some([_, last]) = domain.aperture {
-        lines.extend(hole(next, last.saturating_add(1)));
+        lines.extend(between(next, last.saturating_add(1)));
     }
     lines
+}
+
+/// What x86 never translates, as a strip.
+fn interrupts() -> Markup {
+    let [first, last] = INTERRUPTS;
+    let whole = Part { start: 0.0, width: f64::from(STRIP), height: 1.0, class: "reserved" };
+    html! {
+        div.row {
+            span.address { (format!("{first:#x}..={last:#x}")) }
+            span.quiet { "reserved: x86's interrupts, never translated" }
+        }
+        (strip("reserved for interrupts", &[whole]))
+    }
 }
 
 fn region_strip(domain: &DomainReport, region: &Region<'_>) -> Markup {
@@ -452,7 +472,7 @@ mod tests {
             "links lead back up the tree",
             "leaf-large",
             "hole of ",
-            "with x86's interrupts at",
+            "reserved: x86's interrupts",
             "What changed in 0000:00:05.0 and 1 more",
             "Nothing maps it.",
             "0x40201234",

@@ -12,6 +12,8 @@ use dmaspan::io_pgtable::{
 };
 use dmaspan::{IovaRange, PhysAddr, Prot, lg2};
 
+use super::fit::Fit;
+
 /// What `--iommu` takes, for its error and its help.
 pub(crate) const KINDS: &str = "vtd, amd, amd-v2, smmuv3, smmu32, v7s, mediatek or riscv, and \
      behind it stage=1 or 2, bits=N, granule=4k, 16k or 64k, levels=N, half=upper, encryption=N";
@@ -35,6 +37,8 @@ pub(crate) trait Tables: Debug {
     fn decode(&self, level: u32, word: u64) -> Entry;
     /// What a leaf permits.
     fn prot(&self, level: u32, word: u64) -> Prot;
+    /// How well the entries of a tree fit.
+    fn fit(&self, root: PhysAddr, memory: &dyn ForeignMemory) -> Fit;
 }
 
 impl<F: Format> Tables for F {
@@ -65,6 +69,10 @@ impl<F: Format> Tables for F {
 
     fn prot(&self, level: u32, word: u64) -> Prot {
         Format::prot(self, level, F::Word::of_bytes(&word.to_le_bytes()))
+    }
+
+    fn fit(&self, root: PhysAddr, memory: &dyn ForeignMemory) -> Fit {
+        Fit::of(self, root, memory)
     }
 }
 

@@ -38,9 +38,8 @@ pub enum Error {
     },
     /// The kernel does not give out registers as a dma-buf.
     #[error(
-        "the kernel gives no dma-buf of BAR {index} of {bdf} ({}): that needs Linux 6.19 with \
-         CONFIG_VFIO_PCI_DMABUF, and iommufd maps it from Linux 7.0 on; use VFIO's type 1, which \
-         maps BARs without",
+        "the kernel gives no dma-buf of BAR {index} of {bdf} ({}), by which iommufd maps it: that \
+         needs Linux 6.19 with CONFIG_VFIO_PCI_DMABUF; use VFIO's type 1, which maps BARs without",
         os::words(*errno)
     )]
     NoDmaBuf {

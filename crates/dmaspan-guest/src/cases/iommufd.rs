@@ -1,5 +1,6 @@
 //! The operations of iommufd alone, with a device behind an IOMMU.
 
+use std::fs::{self, File};
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
@@ -7,6 +8,7 @@ use dmaspan_linux::vfio::{
     self, Backend, DirtyLogging, DirtyNotes, DirtyPages, HugePages, Ioas, OpenError,
 };
 use dmaspan_linux::{Memory, MemoryKind};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{Case, Context, MIB, Need, Outcome, Result, case, page};
 
@@ -18,6 +20,8 @@ pub(super) const CASES: &[Case] = &[
     case("iommufd/a_device_moves_between_page_tables", NEEDS, moves),
     // A copy keeps the memory of what it was copied from.
     case("iommufd/a_copy_keeps_its_memory", NEEDS, copies),
+    // The kernel takes the file's pages, and the process's page table stays as it is.
+    case("iommufd/memory_with_a_file_is_mapped_by_it", NEEDS, by_file),
     // Ranges that are promised, and options.
     case("iommufd/promises_and_options_are_kept", NEEDS, promises),
 ];
@@ -77,6 +81,30 @@ fn copies(context: &Context) -> Result {
     other.unmap_all()?;
     check!(kept.strong_count() == 0; "the memory is kept");
     Ok(Outcome::Passed)
+}
+
+fn by_file(context: &Context) -> Result {
+    let (space, _device) = Ioas::open(context.device.parse()?)?;
+    let file = File::from(memfd_create("dmaspan", MemfdFlags::CLOEXEC)?);
+    file.set_len(8 * MIB)?;
+    let memory = Arc::new(Memory::from_file(file, 0, 8 * MIB)?);
+    let before = shared_kib()?;
+    space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+    let grown = shared_kib()? - before;
+    check!(grown < 1024; "the process has the pages that were mapped");
+    // All of them are there: the process finds what the device would have.
+    memory.populate()?;
+    check!(shared_kib()? - before >= 8 * 1024; "the process has not the pages that it looked for");
+    check!(space.unmap_all()?, 8 * MIB);
+    Ok(Outcome::Passed)
+}
+
+/// What the process has of files in memory.
+fn shared_kib() -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    let number = line.and_then(|line| line.split_whitespace().next()).ok_or("no RssShmem")?;
+    Ok(number.parse()?)
 }
 
 fn promises(context: &Context) -> Result {

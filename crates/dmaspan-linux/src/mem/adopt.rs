@@ -3,8 +3,9 @@
 #![expect(unsafe_code, reason = "takes memory by its address on a promise")]
 
 use std::any::Any;
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 use dmaspan::{Errno, UserAddr, UserRange};
@@ -71,6 +72,43 @@ impl Memory {
         Ok(Self::of(mapping, MemoryKind::Adopted, page_size, range, None))
     }
 
+    /// As [`foreign`](Self::foreign), of memory that is a shared mapping of `file` from `offset`
+    /// on, as that of a guest mostly is. An [`Ioas`](crate::vfio::Ioas) maps it by the file, so
+    /// that the kernel pins the file's pages without a look at this process (Linux 6.13).
+    ///
+    /// # Errors
+    ///
+    /// [`AdoptError::NotShared`] where the process has something else there, such as a private
+    /// mapping of the file, whose pages differ from the file's as soon as they are written;
+    /// [`AdoptError::NotInMemory`] for other files than [`from_file`](Self::from_file) takes. As
+    /// [`foreign`](Self::foreign) otherwise; `keep` is dropped.
+    ///
+    /// # Safety
+    ///
+    /// As [`foreign`](Self::foreign).
+    pub unsafe fn foreign_with_file(
+        start: NonNull<u8>,
+        len: u64,
+        file: impl Into<OwnedFd>,
+        offset: u64,
+        keep: impl Any + Send + Sync,
+    ) -> Result<Self, AdoptError> {
+        let file = File::from(file.into());
+        let (metadata, ..) = in_memory(&file).map_err(|error| error.of_len(len))?;
+        whole_pages(offset, len, sys::page_size())?;
+        // SAFETY: the caller promises what is asked.
+        let mut memory = unsafe { Self::foreign(start, len, keep) }?;
+        let maps = fs::read_to_string("/proc/self/maps")
+            .map_err(|error| AdoptError::System { len, errno: os::errno(&error) })?;
+        if !is_shared(&maps, memory.range, &metadata, offset) {
+            return Err(AdoptError::NotShared { start: memory.range.start().get(), len, offset });
+        }
+        memory.file = Some((file, offset));
+        // Who brought the file has it, too.
+        memory.file_shared = true.into();
+        Ok(memory)
+    }
+
     /// Maps `len` bytes from `offset` of a file in memory, shared with whoever else has it: of
     /// memfd_create(2), or on a tmpfs or hugetlbfs. Other files cannot be pinned for a device that
     /// writes.
@@ -97,13 +135,7 @@ impl Memory {
     pub fn from_file(file: impl Into<OwnedFd>, offset: u64, len: u64) -> Result<Self, AdoptError> {
         let file = File::from(file.into());
         let system = |errno| AdoptError::System { len, errno };
-        let metadata = file.metadata().map_err(|error| system(os::errno(&error)))?;
-        let (file_system, block) = mapping::file_system(file.as_fd()).map_err(system)?;
-        // Devices have their files on a tmpfs as well, and are no memory.
-        if !metadata.is_file() || ![TMPFS, HUGETLBFS, RAMFS].contains(&file_system) {
-            return Err(AdoptError::NotInMemory);
-        }
-        let is_hugetlb = file_system == HUGETLBFS;
+        let (metadata, is_hugetlb, block) = in_memory(&file).map_err(|error| error.of_len(len))?;
         let page_size = if is_hugetlb { block.max(sys::page_size()) } else { sys::page_size() };
         let in_file = whole_pages(offset, len, page_size)?;
         let file_len = metadata.len();
@@ -125,6 +157,49 @@ impl Memory {
         let range = whole_pages(start, len, page_size)?;
         Ok(Self::of(mapping, MemoryKind::Adopted, page_size, range, Some((file, offset))))
     }
+}
+
+/// What a file in memory is: whether it is on a hugetlbfs, and the size of its pages then.
+fn in_memory(file: &File) -> Result<(Metadata, bool, u64), AdoptError> {
+    let system = |errno| AdoptError::System { len: 0, errno };
+    let metadata = file.metadata().map_err(|error| system(os::errno(&error)))?;
+    let (file_system, block) = mapping::file_system(file.as_fd()).map_err(system)?;
+    // Devices have their files on a tmpfs as well, and are no memory.
+    if !metadata.is_file() || ![TMPFS, HUGETLBFS, RAMFS].contains(&file_system) {
+        return Err(AdoptError::NotInMemory);
+    }
+    Ok((metadata, file_system == HUGETLBFS, block))
+}
+
+/// Whether `maps`, as `/proc/self/maps` is written (proc_pid_maps(5)), has shared mappings of the
+/// file from `offset` on in all of `range`.
+pub(super) fn is_shared(maps: &str, range: UserRange, file: &Metadata, offset: u64) -> bool {
+    let (mut next, mut at) = (range.start().get(), offset);
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    for line in maps.lines() {
+        let mut fields = line.split_ascii_whitespace();
+        let mut field = || fields.next().unwrap_or_default();
+        let (addresses, access, skip, device, inode) =
+            (field(), field(), field(), field(), field());
+        let bounds = addresses.split_once('-').and_then(|(from, to)| hex(from).zip(hex(to)));
+        // They are sorted.
+        let Some((from, to)) = bounds.filter(|&(_, to)| to > next) else { continue };
+        let device = device.split_once(':').and_then(|(major, minor)| hex(major).zip(hex(minor)));
+        let (major, minor) = (libc::major(file.dev()), libc::minor(file.dev()));
+        let is_its = from <= next
+            && access.ends_with('s')
+            && device == Some((major.into(), minor.into()))
+            && inode.parse() == Ok(file.ino())
+            && hex(skip).and_then(|skip| skip.checked_add(next - from)) == Some(at);
+        if !is_its {
+            return false;
+        }
+        if to > range.last().get() {
+            return true;
+        }
+        (next, at) = (to, at.saturating_add(to - next));
+    }
+    false
 }
 
 /// Where a file is mapped so that it can have transparent huge pages: at the same place within a

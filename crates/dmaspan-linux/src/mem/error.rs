@@ -172,6 +172,19 @@ pub enum AdoptError {
          /dev/shm) or hugetlbfs"
     )]
     NotInMemory,
+    /// The memory is no shared mapping of the file.
+    #[error(
+        "the {len:#x} bytes at {start:#x} are no shared mapping of the file from {offset:#x} on: \
+         map it with MAP_SHARED, or adopt them without the file"
+    )]
+    NotShared {
+        /// The address of the first byte.
+        start: u64,
+        /// The bytes that were to be adopted.
+        len: u64,
+        /// The offset in the file.
+        offset: u64,
+    },
     /// The file is shorter.
     #[error(
         "the file has {file_len:#x} bytes, not {len:#x} from {offset:#x} on: lengthen it first"
@@ -211,10 +224,21 @@ pub enum AdoptError {
 }
 
 impl AdoptError {
+    /// The same, of so many bytes.
+    pub(super) fn of_len(self, len: u64) -> Self {
+        match self {
+            Self::System { errno, .. } => Self::System { len, errno },
+            other => other,
+        }
+    }
+
     /// The errno.
     pub const fn errno(&self) -> Errno {
         match self {
-            Self::Empty { .. } | Self::Unaligned { .. } | Self::TooShort { .. } => Errno::EINVAL,
+            Self::Empty { .. }
+            | Self::Unaligned { .. }
+            | Self::TooShort { .. }
+            | Self::NotShared { .. } => Errno::EINVAL,
             Self::TooLong { .. } => Errno::EOVERFLOW,
             Self::NotInMemory => Errno::EOPNOTSUPP,
             Self::NoHugePages { .. } => Errno::ENOMEM,

@@ -185,6 +185,14 @@ impl Memory {
         self.file.as_ref().map(|(file, offset)| (file.as_fd(), *offset))
     }
 
+    /// The file behind `range` and the offset in it, for a kernel that maps by it: whoever has the
+    /// memory may not know of it.
+    pub(crate) fn file_of(&self, range: UserRange) -> Option<(BorrowedFd<'_>, u64)> {
+        let (file, offset) = self.file.as_ref()?;
+        let skip = self.offset_of(range).ok()?;
+        Some((file.as_fd(), offset.checked_add(skip)?))
+    }
+
     fn is_file_shared(&self) -> bool {
         self.file.is_some() && self.file_shared.load(Ordering::Relaxed)
     }

@@ -1,6 +1,9 @@
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::thread;
 
+use super::adopt::is_shared;
 use super::*;
 use crate::hugetlb::{self, HugetlbReservation};
 
@@ -244,7 +247,6 @@ fn a_file_is_mapped_from_an_offset_and_shared() {
     memory.populate().unwrap();
     assert!(memory.is_populated());
     // Holes have pages now, and what was written stays.
-    use std::os::unix::fs::MetadataExt;
     assert_eq!(file.metadata().unwrap().blocks() * 512, 3 * page());
     memory.read(5, &mut bytes).unwrap();
     assert_eq!(&bytes, b"hello");
@@ -252,7 +254,6 @@ fn a_file_is_mapped_from_an_offset_and_shared() {
 
 #[test]
 fn part_of_adopted_memory_is_populated() {
-    use std::os::unix::fs::MetadataExt;
     let file = memfd(8);
     let memory = Memory::from_file(file.try_clone().unwrap(), 0, 8 * page()).unwrap();
     let range = memory.sub_range(2 * page() + 5, page()).unwrap();
@@ -354,14 +355,14 @@ fn too_few_huge_pages_for_a_file_are_an_error_that_says_what_to_do() {
 #[test]
 #[expect(unsafe_code, reason = "brings memory by its address")]
 fn foreign_memory_is_kept_until_it_is_dropped() {
-    struct Kept(Memory, std::sync::Arc<std::sync::atomic::AtomicU32>);
+    struct Kept(Memory, Arc<std::sync::atomic::AtomicU32>);
     impl Drop for Kept {
         fn drop(&mut self) {
             assert_eq!(self.0.read_u64(8), Ok(3));
             self.1.fetch_add(1, Ordering::Relaxed);
         }
     }
-    let drops = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let drops = Arc::new(std::sync::atomic::AtomicU32::new(0));
     let owned = Memory::new(MemoryKind::Base, 2 * page()).unwrap();
     let (start, range) = (owned.mapping().start(), owned.user_range());
     let keep = Kept(owned, drops.clone());
@@ -375,6 +376,80 @@ fn foreign_memory_is_kept_until_it_is_dropped() {
     assert_eq!(drops.load(Ordering::Relaxed), 0);
     drop(memory);
     assert_eq!(drops.load(Ordering::Relaxed), 1);
+}
+
+/// Brings `len` bytes of `owned`, `skip` behind its start, with a file.
+#[expect(unsafe_code, reason = "brings memory by its address")]
+fn brought(
+    owned: &Arc<Memory>,
+    skip: u64,
+    len: u64,
+    file: File,
+    offset: u64,
+) -> Result<Memory, AdoptError> {
+    assert!(owned.sub_range(skip, len).is_ok());
+    let start = owned.mapping().start().as_ptr().wrapping_add(usize::try_from(skip).unwrap());
+    let (start, keep) = (NonNull::new(start).unwrap(), Arc::clone(owned));
+    // SAFETY:
+    // 1. It is in `owned` (asserted), which is kept, and accessed by atomic words alone.
+    unsafe { Memory::foreign_with_file(start, len, file, offset, keep) }
+}
+
+#[test]
+fn foreign_memory_has_the_file_that_is_mapped_there() {
+    let file = memfd(8);
+    let again = || file.try_clone().unwrap();
+    let owned = Arc::new(Memory::from_file(again(), 2 * page(), 4 * page()).unwrap());
+    let memory = brought(&owned, page(), 2 * page(), again(), 3 * page()).unwrap();
+    assert_eq!(memory.file().unwrap().1, 3 * page());
+    let part = memory.sub_range(page() + 8, 8).unwrap();
+    assert_eq!(memory.file_of(part).unwrap().1, 4 * page() + 8);
+    assert_eq!(ExclusiveMemory::try_from(memory).unwrap_err(), NotExclusive::Adopted);
+    assert_eq!(Arc::strong_count(&owned), 1);
+    // All of it.
+    brought(&owned, 0, 4 * page(), again(), 2 * page()).unwrap();
+    let start = owned.user_range().start().get();
+    let refused = |file, offset| brought(&owned, 0, page(), file, offset).unwrap_err();
+    let not_shared = |offset| AdoptError::NotShared { start, len: page(), offset };
+    assert_eq!(refused(again(), 3 * page()), not_shared(3 * page()));
+    assert_eq!(refused(memfd(8), 2 * page()), not_shared(2 * page()));
+    let device = File::open("/dev/zero").unwrap();
+    assert_eq!(refused(device, 2 * page()), AdoptError::NotInMemory);
+    let anonymous = Arc::new(Memory::new(MemoryKind::Base, page()).unwrap());
+    let other = brought(&anonymous, 0, page(), again(), 0).unwrap_err();
+    assert!(matches!(other, AdoptError::NotShared { .. }) && other.errno() == Errno::EINVAL);
+    assert_eq!(Arc::strong_count(&owned), 1);
+}
+
+#[test]
+fn a_line_of_maps_says_whether_a_mapping_is_the_files() {
+    let file = memfd(8);
+    let metadata = file.metadata().unwrap();
+    let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
+    let of = format!("{major:02x}:{minor:02x} {}", metadata.ino());
+    let range =
+        |pages: u64| UserRange::from_len(UserAddr::new(0x7000_0000), pages * 0x1000).unwrap();
+    let is =
+        |maps: &str, pages| is_shared(&maps.replace("OF", &of), range(pages), &metadata, 0x2000);
+    let whole = "1000-2000 r--p 00000000 00:00 0\n70000000-70003000 rw-s 00002000 OF  /memfd:x\n";
+    assert!(is(whole, 3) && is(whole, 1) && !is(whole, 4));
+    let before = "6ffff000-70003000 rw-s 00001000 OF /memfd:x (deleted)\n";
+    assert!(is(before, 3));
+    let two = "70000000-70001000 rw-s 00002000 OF x\n70001000-70003000 r--s 00003000 OF x\n";
+    assert!(is(two, 3));
+    for wrong in [
+        "70000000-70003000 rw-p 00002000 OF x",
+        "70000000-70003000 rw-s 00001000 OF x",
+        "70000000-70003000 rw-s 00002000 00:00 0",
+        "70001000-70003000 rw-s 00003000 OF x",
+        "70000000-70001000 rw-s 00002000 OF x\n70002000-70003000 rw-s 00004000 OF x",
+        "70000000-70001000 rw-s 00002000 OF x\n70001000-70003000 rw-s 00002000 OF x",
+        "70000000-70003000 rw-s",
+        "nonsense\n\n-",
+        "",
+    ] {
+        assert!(!is(wrong, 3), "{wrong}");
+    }
 }
 
 #[test]

@@ -34,11 +34,14 @@ pub(crate) struct Iommufd {
     fd: OwnedFd,
     /// Whether pinned memory counts against the process, not against its user.
     counts_by_process: AtomicBool,
+    /// Whether the kernel has said that it maps no files.
+    lacks_files: AtomicBool,
 }
 
 impl Iommufd {
     pub(crate) fn new(file: File) -> Self {
-        Self { fd: file.into(), counts_by_process: AtomicBool::new(false) }
+        let [counts_by_process, lacks_files] = [false; 2].map(AtomicBool::new);
+        Self { fd: file.into(), counts_by_process, lacks_files }
     }
 
     /// Finds out what pinned memory counts against, of a file whose option others have set; where
@@ -371,6 +374,20 @@ unsafe impl Kernel for IoasId {
             true => LockedBy::Process,
             false => LockedBy::User,
         }
+    }
+
+    fn maps_files(&self) -> bool {
+        !self.iommufd.lacks_files.load(Ordering::Relaxed)
+    }
+
+    /// Linux before 6.13 knows no such request, and no Linux pins files of a ramfs
+    /// (`memfd_pin_folios` of mm/gup.c), which is EINVAL.
+    fn cannot_map_file(&self, errno: Errno) -> bool {
+        let lacks = [os::ENOTTY, Errno::EOPNOTSUPP].contains(&errno);
+        if lacks {
+            self.iommufd.lacks_files.store(true, Ordering::Relaxed);
+        }
+        lacks || errno == Errno::EINVAL
     }
 
     fn table(&self, by: &Self) -> Option<u32> {

@@ -74,6 +74,18 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     /// Returns what the kernel counts pinned memory against.
     fn locked_by(&self) -> LockedBy;
 
+    /// Whether memory that has a file is mapped by that first.
+    fn maps_files(&self) -> bool {
+        false
+    }
+
+    /// Whether a refusal of [`Source::File`] means that this kernel maps no files, or not this one,
+    /// so that its memory is mapped by address.
+    fn cannot_map_file(&self, errno: Errno) -> bool {
+        let _ = errno;
+        false
+    }
+
     /// The number by which `by` names this table in [`Source::Table`]; `None` where it cannot: only
     /// tables of the same kernel, as the same open file of iommufd is one, have numbers for each
     /// other.
@@ -168,6 +180,16 @@ impl<K: Kernel> DmaTable<K> {
             return Err(Errno::EFAULT);
         }
         let owner: Owner = Arc::<Memory>::clone(memory);
+        if let Some((fd, offset)) = memory.file_of(user).filter(|_| self.kernel.maps_files()) {
+            let source = Source::File { fd: fd.as_raw_fd(), offset };
+            // SAFETY:
+            // 1. The kernel holds the memory of the file (the contract of `Kernel`), of which the
+            //    process has a shared mapping at `user`, so that devices may access it as below.
+            match unsafe { self.map(Arc::clone(&owner), source, range, prot) } {
+                Err(errno) if self.kernel.cannot_map_file(errno) => {}
+                result => return result,
+            }
+        }
         // SAFETY:
         // 1. All of `user` is in the memory, and the range is no longer.
         // 2. While a `Memory` lives its bytes stay mapped, and they are accessed as atomic words

@@ -41,7 +41,17 @@ pub fn leaked_bytes() -> u64 {
 #[derive(Debug)]
 pub(crate) struct MappingTable<K: Kernel> {
     table: DmaTable<K>,
+    gaps: Gaps,
     state: Mutex<State>,
+}
+
+/// Who may have mapped something where no slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gaps {
+    /// Nobody: one request unmaps slots and the gaps between them.
+    Empty,
+    /// Others, whose mappings stay: a request unmaps neighbours alone.
+    OfOthers,
 }
 
 #[derive(Debug, Default)]
@@ -177,8 +187,8 @@ impl State {
 }
 
 impl<K: Kernel> MappingTable<K> {
-    pub(crate) fn new(kernel: K) -> Self {
-        Self { table: DmaTable::new(kernel), state: Mutex::default() }
+    pub(crate) fn new(kernel: K, gaps: Gaps) -> Self {
+        Self { table: DmaTable::new(kernel), gaps, state: Mutex::default() }
     }
 
     /// What the table is of.
@@ -317,6 +327,13 @@ impl<K: Kernel> MappingTable<K> {
     pub(crate) fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
         let mut state = self.state.lock();
         let Some(hull) = state.hull(range)? else { return Ok(0) };
+        if self.gaps == Gaps::OfOthers {
+            let runs = state.runs(hull, follows);
+            if runs.len() > 1 {
+                drop(state);
+                return self.unmap_each(runs);
+            }
+        }
         let kept: Vec<(IovaRange, KernelMapping)> = state
             .slots
             .range_mut(hull.start().get()..=hull.last().get())
@@ -436,7 +453,12 @@ impl<K: Kernel> MappingTable<K> {
                 lost.get(from).is_none_or(|lost| lost.start() > slot.range.start())
             })
         };
-        runs.into_iter().try_fold(0, |sum: u64, run| Ok(sum.saturating_add(self.unmap(run)?)))
+        self.unmap_each(runs)
+    }
+
+    /// Unmaps all mappings in ranges, one range after the other, up to the first that stays.
+    fn unmap_each(&self, ranges: Vec<IovaRange>) -> Result<u64, Error> {
+        ranges.into_iter().try_fold(0, |sum: u64, range| Ok(sum.saturating_add(self.unmap(range)?)))
     }
 
     /// What is in the first slot that overlaps `range`.
@@ -459,10 +481,7 @@ impl<K: Kernel> MappingTable<K> {
 
     /// Where `range` is mapped without a hole, from each of such ranges to the next.
     pub(crate) fn mapped_in(&self, range: IovaRange) -> Vec<IovaRange> {
-        let joins = |run: IovaRange, slot: &IovaSlot| {
-            run.last().checked_add(1).is_some_and(|next| next == slot.range.start())
-        };
-        let runs = self.state.lock().runs(range, joins);
+        let runs = self.state.lock().runs(range, follows);
         runs.into_iter().filter_map(|run| run.intersection(range)).collect()
     }
 
@@ -494,6 +513,11 @@ impl<K: Kernel> Drop for MappingTable<K> {
             }
         }
     }
+}
+
+/// Whether a slot begins where a range ends.
+fn follows(run: IovaRange, slot: &IovaSlot) -> bool {
+    run.last().checked_add(1).is_some_and(|next| next == slot.range.start())
 }
 
 /// Counts memory that is never freed, since devices may use it.

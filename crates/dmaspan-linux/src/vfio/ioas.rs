@@ -24,7 +24,7 @@ use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::iommufd::{self, IoasId};
 use crate::sys::kernel_mapping::{LockedBy, Requests};
-use crate::sys::mapping_table::{self, MappingTable, WantedMapping};
+use crate::sys::mapping_table::{self, Gaps, MappingTable, WantedMapping};
 use crate::sys::uapi::iommufd as uapi;
 use crate::sys::vfio::DeviceFd;
 
@@ -128,14 +128,20 @@ impl Ioas {
     fn of(iommufd: &Iommufd, id: IoasId, part: Option<IovaRange>) -> Result<Self, Error> {
         let limits = read_limits(&id, part).map_err(|errno| Error::NoLimits { errno })?;
         let (iommufd, limits) = (iommufd.clone(), RwLock::new(Arc::new(limits)));
-        Ok(Self { table: MappingTable::new(id), iommufd, limits, part })
+        let gaps = if part.is_some() { Gaps::OfOthers } else { Gaps::Empty };
+        Ok(Self { table: MappingTable::new(id, gaps), iommufd, limits, part })
     }
 
     /// Takes `part` of an address space that others made by `iommufd`, such as that of a VMM's
     /// devices, whose number is `ioas_id`. What is mapped here lies in `part` alone: the
     /// [limits](DmaSpace::limits) have the apertures that `part` has, and what this knows and
-    /// counts is what was mapped by it. Dropping it unmaps that, and leaves the address space to
-    /// those who made it.
+    /// counts is what was mapped by it. Unmapping takes away what it has mapped and nothing that
+    /// lies between: a request for each run of neighbours. Dropping it unmaps all of that, and
+    /// leaves the address space to those who made it.
+    ///
+    /// `part` may be all addresses ([`IovaRange::ALL`]) for a caller that chooses each IOVA. A
+    /// [`Mapper`](crate::plan::Mapper) that chooses them itself needs a part in which others map
+    /// nothing, as it is refused where they do.
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
@@ -148,7 +154,7 @@ impl Ioas {
     /// ///
     /// /// # Safety
     /// ///
-    /// /// While the mapper lives, the VMM keeps the address space, and maps below 1 TiB alone.
+    /// /// While the mapper lives, the VMM keeps the address space, and unmaps below 1 TiB alone.
     /// unsafe fn above_1_tib(
     ///     iommufd: impl AsFd,
     ///     ioas_id: u32,
@@ -167,8 +173,8 @@ impl Ioas {
     ///
     /// # Safety
     ///
-    /// Until this is dropped, nobody destroys the address space, and nobody else maps or unmaps at
-    /// an address of `part` in it, where nothing is mapped at first.
+    /// Until this is dropped, nobody destroys the address space, and nobody else unmaps what this
+    /// has mapped.
     pub unsafe fn adopt(iommufd: &Iommufd, ioas_id: u32, part: IovaRange) -> Result<Self, Error> {
         Self::of(iommufd, IoasId::of_others(&iommufd.fd, ioas_id), Some(part))
     }

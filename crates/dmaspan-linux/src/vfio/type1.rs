@@ -28,7 +28,7 @@ use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::kernel_mapping::{LockedBy, Requests};
 use crate::sys::mapping::Mapping;
-use crate::sys::mapping_table::{MappingTable, WantedMapping};
+use crate::sys::mapping_table::{Gaps, MappingTable, WantedMapping};
 use crate::sys::uapi::vfio::CapHeader;
 use crate::sys::vfio::{Container, Group, read};
 
@@ -77,8 +77,13 @@ impl VfioContainer {
     /// its IOMMU set: `fd` is a duplicate of theirs, of VFIO or of iommufd in its place. What is
     /// mapped here lies in `part` alone: the [limits](DmaSpace::limits) have the apertures that
     /// `part` has. What this knows is what was mapped by it, also where it counts mappings: others
-    /// use up the same limit of the kernel. Dropping it unmaps that, and leaves the container to
-    /// those who made it.
+    /// use up the same limit of the kernel. Unmapping takes away what it has mapped and nothing
+    /// that lies between: a request for each run of neighbours. Dropping it unmaps all of that, and
+    /// leaves the container to those who made it.
+    ///
+    /// `part` may be all addresses ([`IovaRange::ALL`]) for a caller that chooses each IOVA. A
+    /// [`Mapper`](crate::plan::Mapper) that chooses them itself needs a part in which others map
+    /// nothing, as it is refused where they do.
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
@@ -91,7 +96,7 @@ impl VfioContainer {
     /// ///
     /// /// # Safety
     /// ///
-    /// /// It is a container whose IOMMU is set. While the mapper lives, the VMM maps below 1 TiB
+    /// /// It is a container whose IOMMU is set. While the mapper lives, the VMM unmaps below 1 TiB
     /// /// alone.
     /// unsafe fn above_1_tib(
     ///     container: impl AsFd,
@@ -112,8 +117,7 @@ impl VfioContainer {
     /// # Safety
     ///
     /// `fd` is an open container of VFIO, or `/dev/iommu` with an address space for its requests.
-    /// Until this is dropped, nobody else maps or unmaps at an address of `part` in it, where
-    /// nothing is mapped at first.
+    /// Until this is dropped, nobody else unmaps what this has mapped.
     pub unsafe fn adopt(fd: OwnedFd, part: IovaRange) -> Result<Self, Error> {
         let file = device_file(fd)?;
         let device =
@@ -133,7 +137,7 @@ impl VfioContainer {
             read_limits(&container, Some(part)).map_err(|errno| Error::NoLimits { errno })?;
         Ok(Self {
             backend,
-            table: MappingTable::new(container),
+            table: MappingTable::new(container, Gaps::OfOthers),
             limits: RwLock::new(Arc::new(limits)),
             groups: Mutex::default(),
             part: Some(part),
@@ -167,7 +171,7 @@ impl VfioContainer {
         let limits = read_limits(&container, None).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
         let space = Self {
             backend,
-            table: MappingTable::new(container),
+            table: MappingTable::new(container, Gaps::Empty),
             limits: RwLock::new(Arc::new(limits)),
             groups: Mutex::new(BTreeMap::from([(candidate.group, group)])),
             part: None,

@@ -1,12 +1,13 @@
 //! A kernel that maps nothing and does what a test wants.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use dmaspan::{Errno, Iova, IovaRange, Prot};
 
 use super::{Kernel, LockedBy, NOTHING, Source};
+use crate::os;
 
 /// What a request does, from the first one on; those behind the last succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub(crate) struct Fake {
     /// Tables of different kernels have no numbers for each other.
     kernel: u32,
     id: u32,
+    /// Whether it maps files; ENOTTY says that it does not.
+    files: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -52,7 +55,8 @@ impl Fake {
 
     pub(crate) fn of(kernel: u32) -> Self {
         let id = TABLES.fetch_add(1, Ordering::Relaxed);
-        Self { kernel, id, state: Mutex::default(), changed: Condvar::new() }
+        let files = AtomicBool::new(false);
+        Self { kernel, id, files, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -69,6 +73,17 @@ impl Fake {
     /// What is mapped.
     pub(crate) fn areas(&self) -> Vec<(IovaRange, Source)> {
         self.lock().areas.values().copied().collect()
+    }
+
+    /// Lets it map files.
+    pub(crate) fn map_files(&self) {
+        self.files.store(true, Ordering::Relaxed);
+    }
+
+    /// Maps what the table does not know of.
+    pub(crate) fn plant(&self, range: IovaRange) {
+        let theirs = (range, Source::File { fd: -1, offset: 0 });
+        self.lock().areas.insert(range.start().get(), theirs);
     }
 
     /// Lets requests wait that come in now.
@@ -142,6 +157,15 @@ unsafe impl Kernel for Fake {
 
     fn locked_by(&self) -> LockedBy {
         LockedBy::Process
+    }
+
+    fn maps_files(&self) -> bool {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    fn cannot_map_file(&self, errno: Errno) -> bool {
+        self.files.fetch_and(errno != os::ENOTTY, Ordering::Relaxed);
+        [os::ENOTTY, Errno::EINVAL].contains(&errno)
     }
 
     fn table(&self, by: &Self) -> Option<u32> {

@@ -3,6 +3,7 @@ use std::thread;
 
 use super::*;
 use crate::mem::MemoryKind;
+use crate::os;
 use crate::sys::kernel_mapping::LockedBy;
 use crate::sys::kernel_mapping::Source;
 use crate::sys::kernel_mapping::fake::{Answer, Fake, iovas};
@@ -16,7 +17,7 @@ const BEHIND: u64 = 0xfef0_0000;
 static TURN: Mutex<()> = Mutex::new(());
 
 fn table() -> MappingTable<Fake> {
-    MappingTable::new(Fake::new())
+    MappingTable::new(Fake::new(), Gaps::Empty)
 }
 
 fn limits() -> Limits {
@@ -401,7 +402,7 @@ fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
 
 #[test]
 fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
-    let (from, to) = (MappingTable::new(Fake::of(1)), table());
+    let (from, to) = (MappingTable::new(Fake::of(1), Gaps::Empty), table());
     let memory = map_own(&from, 0, 1);
     let source = iovas(0, page() - 1);
     // There the number is another table's.
@@ -505,4 +506,80 @@ fn a_table_lists_what_is_mapped_copied_and_lost() {
     assert!(matches!(listed[0].label, Label::Place(place) if place.file() == file!()));
     assert_eq!((listed[3].source, listed[3].user), (SpaceSource::Copy, None));
     assert_eq!((listed[3].label, listed[3].prot), (label, Prot::READ));
+}
+
+#[test]
+fn what_others_have_mapped_between_stays_whatever_is_unmapped() {
+    let (page, errno) = (page(), Errno::ENOMEM);
+    for planted in [Gaps::Empty, Gaps::OfOthers] {
+        let table = MappingTable::new(Fake::new(), planted);
+        let theirs = iovas(2 * page, 3 * page - 1);
+        let kept: Vec<_> = [0, 1, 4, 7].map(|at| map_own(&table, at * page, 1)).into();
+        if planted == Gaps::Empty {
+            // What this looks for: nobody else may have anything there.
+            assert_eq!(table.unmap(iovas(0, 5 * page - 1)), Ok(3 * page));
+            assert_eq!(table.requests().unmaps, 1);
+            continue;
+        }
+        table.kernel().plant(theirs);
+        let cut = table.unmap(iovas(page, 8 * page - 2));
+        assert!(matches!(cut, Err(Error::Bisects { .. })), "{cut:?}");
+        assert_eq!(table.mappings(), 4);
+        // The second of two requests fails, and the third is not made.
+        table.kernel().answer(&[], &[Answer::Yes, Answer::Fail(errno)]);
+        let failed = table.unmap(iovas(0, 8 * page - 1));
+        let range = iovas(4 * page, 5 * page - 1);
+        assert_eq!(failed, Err(Error::System { request: Fake::UNMAP, range, errno }));
+        assert_eq!((table.mappings(), table.requests().unmaps), (2, 2));
+        assert_eq!(kept.iter().filter(|one| one.strong_count() > 0).count(), 2);
+        check_alive(&table, &kept);
+        assert_eq!(table.unmap_all(), Ok(2 * page));
+        assert_eq!(table.requests().unmaps, 4);
+        assert!(kept.iter().all(|one| one.strong_count() == 0));
+        let left: Vec<_> = table.kernel().areas().into_iter().map(|(range, _)| range).collect();
+        assert_eq!(left, [theirs]);
+    }
+}
+
+#[test]
+fn memory_with_a_file_is_mapped_by_it_where_the_kernel_maps_that_file() {
+    let page = page();
+    let table = table();
+    table.kernel().map_files();
+    let memory = Arc::new(Memory::new(MemoryKind::Memfd, 4 * page).unwrap());
+    let kept = Arc::downgrade(&memory);
+    let part = memory.sub_range(page, 2 * page).unwrap();
+    let map = |at: u64| {
+        let (limits, label) = (limits(), Label::caller());
+        table.map_memory(&limits, &memory, part, Iova::new(at * page), Prot::READ, label)
+    };
+    let source = |at: u64| {
+        let start = Iova::new(at * page);
+        table.kernel().areas().into_iter().find(|(range, _)| range.start() == start)
+    };
+    let is_file =
+        |at| matches!(source(at), Some((_, Source::File { offset, .. })) if offset == page);
+    let is_memory =
+        |at| matches!(source(at), Some((_, Source::User(user))) if user == part.start());
+    map(0).unwrap();
+    assert!(is_file(0));
+    // This file alone, once; then a limit, which the address would meet as well.
+    table.kernel().answer(&[Answer::Fail(Errno::EINVAL), Answer::Yes], &[]);
+    map(8).unwrap();
+    assert!(is_memory(8));
+    table.kernel().answer(&[Answer::Fail(Errno::ENOMEM)], &[]);
+    assert!(map(16).is_err());
+    map(16).unwrap();
+    assert!(is_file(16));
+    // No file at all, from now on; and nothing, where the address is refused, too.
+    table.kernel().answer(&[Answer::Fail(os::ENOTTY), Answer::Fail(Errno::ENOMEM)], &[]);
+    assert!(map(24).is_err());
+    let before = table.requests().maps;
+    map(24).unwrap();
+    assert!(is_memory(24));
+    assert_eq!(table.requests().maps, before + 1);
+    drop(memory);
+    assert_eq!((table.mappings(), kept.strong_count()), (4, 4));
+    assert_eq!(table.unmap_all(), Ok(8 * page));
+    assert_eq!(kept.strong_count(), 0);
 }

@@ -101,6 +101,9 @@ const PAGE_OF_1G: &str = "hugepagesz=1G hugepages=1";
 const DEVICES: &str = "dmaspan devices";
 /// And of the controller alone.
 const DEVICE: &str = "dmaspan devices 0000:00:05.0";
+/// A VMM of vfio-ioctls, which gives its guest the controller.
+const VMM: &str = "guest_disk 0000:00:05.0 container";
+const VMM_BY_IOMMUFD: &str = "guest_disk 0000:00:05.0 iommufd";
 /// The program without a device, which needs io_uring of the kernel and what it counts as pinned.
 const SOFT: &str = "dmaspan map 64M --runs 1";
 
@@ -127,7 +130,7 @@ pub(super) const BOOTS: &[Boot] = &[
         qemu: &LARGE_DEVICE,
         memory: "4G",
         cmdline: PAGE_OF_1G,
-        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES, DEVICE],
+        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES, DEVICE, VMM],
         backends: &["vfio"],
         ..PLAIN
     },
@@ -138,7 +141,7 @@ pub(super) const BOOTS: &[Boot] = &[
         memory: "4G",
         cmdline: PAGE_OF_1G,
         seconds: 600,
-        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES],
+        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES, VMM, VMM_BY_IOMMUFD],
         backends: &["vfio", "iommufd", "compat"],
         ..PLAIN
     },

@@ -21,12 +21,14 @@ struct Program {
     place: &'static str,
 }
 
-const PROGRAMS: [Program; 3] = [
+const PROGRAMS: [Program; 4] = [
     Program { package: "dmaspan-guest", name: "dmaspan-guest", place: "bin/dmaspan-guest" },
     Program { package: "dmaspan-cli", name: "dmaspan", place: "bin/dmaspan" },
     Program { package: "dmaspan-nvme", name: "dmaspan-nvme", place: "bin/dmaspan-nvme" },
+    Program { package: "dmaspan-vfio-ioctls", name: "guest_disk", place: "bin/guest_disk" },
 ];
-/// The one that a guest begins with, once more: an example of its package.
+/// Those that are examples of their packages; a guest begins with the first.
+const EXAMPLES: [&str; 2] = [INIT, "guest_disk"];
 const INIT: &str = "dmaspan-guest";
 
 /// What the shell is, too, under these names.
@@ -61,19 +63,20 @@ pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
     for Program { package, .. } in &PROGRAMS {
         build.args(["-p", package]);
     }
-    build.args(["--bins", "--example", INIT]);
+    build.arg("--bins");
+    for name in EXAMPLES {
+        build.args(["--example", name]);
+    }
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "true");
     crate::run(&mut build).map_err(|why| format!("its programs cannot be built: {why}"))?;
     let built = target.join(triple).join("release");
     let mut programs = Programs::default();
     for Program { name, place, .. } in PROGRAMS {
-        let program = if name == INIT {
-            let program = read(&built.join("examples").join(name))?;
+        let folder = if EXAMPLES.contains(&name) { built.join("examples") } else { built.clone() };
+        let program = read(&folder.join(name))?;
+        if name == INIT {
             programs.own.push(("init", program.clone()));
-            program
-        } else {
-            read(&built.join(name))?
-        };
+        }
         programs.own.push((place, program));
     }
     if cpu == Cpu::Arm {

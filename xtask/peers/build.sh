@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds Linux's page tables, its allocator of IOVAs and its bounce pool in user space:
+# Builds Linux's page tables, its allocator of IOVAs, its bounce pool and its DMA API in user space:
 # ./build.sh WORKDIR [bytes]
 #
-# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt,
-# iova, swiotlb and swiotlb_copy, where BUILD is u or k; a program that this Linux has no code for is
-# not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
+# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt, iova,
+# swiotlb, swiotlb_copy, dma_lpae and dma_vtdss, where BUILD is u or k; a program that this Linux has no
+# code for is not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
 # WORKDIR/bytes/bytes alone, the server for comparing tables.
 set -euo pipefail
 
@@ -25,7 +25,7 @@ say() { echo "peers: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 tools=(gcc objcopy awk)
-[ -e "$tree/kernel/dma/swiotlb.c" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
+[ -e "$tree/dma/linux" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
 missing=()
 for tool in "${tools[@]}"; do
 	command -v "$tool" >/dev/null || missing+=("$tool")
@@ -36,8 +36,8 @@ done
 # What is compiled, included or cut from; every other kernel header is an empty file.
 members=(
 	drivers/iommu/generic_pt
-	drivers/iommu/io{mmu,va,-pgtable,-pgtable-arm,-pgtable-arm-v7s}.c
-	drivers/iommu/{iommu-pages,io-pgtable-arm}.h
+	drivers/iommu/{dma-iommu,iommu,iova,io-pgtable,io-pgtable-arm,io-pgtable-arm-v7s}.c
+	drivers/iommu/{dma-iommu,iommu-pages,io-pgtable-arm}.h
 	include/linux/generic_pt
 	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
 	include/linux/{io-pgtable,iommu,iommu-helper,iova,iova_bitmap,swiotlb}.h
@@ -46,6 +46,9 @@ members=(
 	kernel/dma/swiotlb.c
 	lib/rbtree.c
 )
+
+# Only the DMA API and its callers get these; they are in the tree's folder `dma`.
+of_dma=(include/linux/{dma-direction,dma-mapping,iommu-dma,scatterlist}.h)
 
 # The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
 # where the same mirror has it. apt gets lists and a cache of its own and runs no hooks: the
@@ -82,10 +85,15 @@ fetch() {
 	member=$(dpkg-deb --fsys-tarfile "$archive" | tar -tv |
 		awk '/^-.*\/usr\/src\/.*\.tar\.(xz|bz2)$/ { print $NF }')
 	# Not every version has all members.
+	members+=("${of_dma[@]}")
 	dpkg-deb --fsys-tarfile "$archive" | tar -xO "$member" | decompress "$member" |
 		tar -x -C "$tree.part" --strip-components=1 "${members[@]/#/$package/}" 2>"$work/tar.log" ||
 		[ -e "$tree.part/drivers/iommu/io-pgtable-arm.c" ] ||
 		fail "$package is not as expected: $(tail -n 1 "$work/tar.log")"
+	mkdir -p "$tree.part/dma/linux"
+	for member in "${of_dma[@]}"; do
+		[ ! -e "$tree.part/$member" ] || mv "$tree.part/$member" "$tree.part/dma/linux"
+	done
 	dpkg-deb -f "$archive" Version >"$tree.part/version"
 	rm -rf "$apt" "$tree"
 	mv "$tree.part" "$tree"
@@ -113,11 +121,16 @@ stub_headers() {
 		done
 }
 
-# Whole functions of iommu.c, from iommu_pgsize() to iommu_unmap_fast().
+# Whole functions of iommu.c: iommu_pgsize() to iommu_unmap_fast(), and what dma-iommu.c calls besides.
 cut_core() {
+	local file=$tree/drivers/iommu/iommu.c
+
 	mkdir -p "$work/cut"
+	sed -n -e '/^struct iommu_domain \*iommu_get_dma_domain(/,/^}/p' \
+		-e '/^phys_addr_t iommu_iova_to_phys(/,/^}/p' "$file" >"$work/cut/iommu_dma.inc"
+	sed -n '/^ssize_t iommu_map_sg(/,/^}/p' "$file" >"$work/cut/iommu_map_sg.inc"
 	sed -n '/^static size_t iommu_pgsize(/,/^EXPORT_SYMBOL_GPL(iommu_unmap_fast)/p' \
-		"$tree/drivers/iommu/iommu.c" >"$work/cut/iommu_core.inc"
+		"$file" >"$work/cut/iommu_core.inc"
 	grep -q '^EXPORT_SYMBOL_GPL(iommu_unmap_fast)' "$work/cut/iommu_core.inc" ||
 		fail "iommu.c has no iommu_pgsize() to iommu_unmap_fast()"
 }
@@ -127,6 +140,9 @@ common=(-std=gnu11 -D_GNU_SOURCE -fno-strict-aliasing -fno-common -fwrapv -falig
 	-Werror=implicit-function-declaration)
 include=(-I"$here/shim" -I"$here/bench" -isystem "$work/cut" -isystem "$tree"
 	-isystem "$tree/include" -isystem "$work/stubs" -include kshim.h)
+
+# The DMA API: what no benchmark calls of it is left out by the linker.
+dma=(-DKSHIM_DMA "-I$tree/dma" -ffunction-sections -Wl,--gc-sections)
 
 # object BUILD FILE NAME [FLAG...]: one measured file; build k gets the kernel's memset and memcpy
 object() {
@@ -203,6 +219,15 @@ build() {
 		say "SKIP: the bounce pool of this Linux does not build with these headers"
 	fi
 
+	if object "$b" "$here/shim/dma_iommu.c" dma_iommu "${dma[@]}" &&
+		object "$b" "$here/shim/iommu_core.c" iommu_core_dma "${dma[@]}"; then
+		program "$b" dma_lpae dma "${dma[@]}" -- dma_iommu.o iommu_core_dma.o iova.o rbtree.o \
+			swiotlb_copy.o io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o
+		echo dma_lpae >>"$work/formats"
+	else
+		say "SKIP: the DMA API of this Linux does not build with these headers"
+	fi
+
 	for fmt in amdv1 vtdss x86_64; do
 		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || continue
 		if object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"; then
@@ -214,10 +239,15 @@ build() {
 	[ ${#formats[@]} -gt 0 ] || return 0
 	program "$b" generic_pt generic_pt "${formats[@]/#/-DWITH_}" -- "${formats[@]/%/.o}" iommu_core.o
 	echo "${formats[@]}" >>"$work/formats"
+	if [ -e "$work/$b/dma_lpae" ] && [[ " ${formats[*]} " = *" vtdss "* ]]; then
+		program "$b" dma_vtdss dma -DVTDSS "${dma[@]}" -- dma_iommu.o iommu_core_dma.o iova.o \
+			rbtree.o swiotlb_copy.o vtdss.o
+		echo dma_vtdss >>"$work/formats"
+	fi
 }
 
 # A tree that an earlier version of this script left may lack a file.
-[ -e "$tree/version" ] && [ -e "$tree/kernel/dma/swiotlb.c" ] || fetch
+[ -e "$tree/version" ] && [ -e "$tree/dma/linux" ] || fetch
 say "building what is compared of Linux $(cat "$tree/version")"
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)

@@ -73,9 +73,12 @@ usage: cargo xtask <command>
           guest/logs of the target directory; --keep leaves the disks and the
           archives of guests in guest/run
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
-          time Linux's own page tables beside dmaspan's; takes the source of
-          Linux from the distribution, and needs apt, gcc, xz and, the first
-          time, a network; xtask/peers/README.md says more
+        [--invalidation-ns N]
+          time Linux's own page tables and DMA API beside dmaspan's; takes the
+          source of Linux from the distribution, and needs apt, gcc, xz and, the
+          first time, a network; xtask/peers/README.md says more
+  peers --instructions [--work DIR] [--format table|json] [--case SUBSTRING]
+          count the instructions of both sides instead, by valgrind
   peers --bytes [--seed N] [--configurations N] [--work DIR] [--case SUBSTRING]
           compare the tables themselves, entry by entry, after the same random
           operations; a difference that is not in the README's list fails

@@ -38,6 +38,15 @@ static bool wanted(const char *name)
 	return !*wanted_cases;
 }
 
+/*
+ * Under a counter of instructions: so many rounds, none of which warms up. A result is then how many
+ * operations a round has.
+ */
+static int counted_rounds;
+
+static int timed(int rounds) { return counted_rounds ? min(counted_rounds, rounds) : rounds; }
+static __maybe_unused int warm_up(int rounds) { return counted_rounds ? 0 : rounds; }
+
 static void result(const char *name, const char *op, double ns)
 {
 	printf("%s %s %.3f\n", name, op, ns);
@@ -75,6 +84,8 @@ static void bench_init(void)
 {
 	cpu_set_t set;
 
+	if (getenv("PEERS_COUNTED_ROUNDS"))
+		counted_rounds = atoi(getenv("PEERS_COUNTED_ROUNDS"));
 	if (sched_getaffinity(0, sizeof(set), &set))
 		die("sched_getaffinity failed");
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)

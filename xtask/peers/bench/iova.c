@@ -40,7 +40,7 @@ static double alloc_free(int id, void *arg)
 static void bench_pairs(const char *name, int threads, unsigned long pages)
 {
 	create(1);
-	race_result(name, threads, alloc_free, &pages);
+	race_result(name, threads, PAIRS, alloc_free, &pages);
 	put_iova_domain(&iovad);
 }
 
@@ -62,7 +62,7 @@ static void bench_refused(const char *name)
 		for (unsigned long i = 0; i < 2 * LIVE; i += pass + 1)
 			free_iova(&iovad, LIMIT_32 - i);
 	}
-	for (int round = 0; round < REFUSED_ROUNDS; round++) {
+	for (int round = 0; round < timed(REFUSED_ROUNDS); round++) {
 		/* Each joins its two holes to three pages, and no two of them are neighbours. */
 		free_iova_fast(&iovad, LIMIT_32 - 1 - 4 * (LIVE / 40) * (round + 1), 1);
 		start = now_ns();
@@ -71,6 +71,8 @@ static void bench_refused(const char *name)
 		ns[round] = now_ns() - start;
 	}
 	put_iova_domain(&iovad);
+	if (counted_rounds)
+		return result(name, "pair", 1);
 	result(name, "refuse", median(ns, REFUSED_ROUNDS));
 }
 

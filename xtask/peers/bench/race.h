@@ -48,15 +48,22 @@ static double race(int threads, double (*work)(int id, void *arg), void *arg)
 	return slowest;
 }
 
-/* The median of ROUNDS races; no result where there are fewer CPUs than threads. */
-static void race_result(const char *name, int threads, double (*work)(int id, void *arg), void *arg)
+/*
+ * The median of ROUNDS races, in each of which every thread does so many pairs; no result where there
+ * are fewer CPUs than threads.
+ */
+static void race_result(const char *name, int threads, int pairs,
+			double (*work)(int id, void *arg), void *arg)
 {
 	double ns[ROUNDS];
 
 	if (threads > cpus_allowed)
 		return;
-	race(threads, work, arg);
-	for (int round = 0; round < ROUNDS; round++)
+	if (!counted_rounds)
+		race(threads, work, arg);
+	for (int round = 0; round < timed(ROUNDS); round++)
 		ns[round] = race(threads, work, arg);
+	if (counted_rounds)
+		return result(name, "pair", pairs);
 	result(name, "pair", median(ns, ROUNDS));
 }

@@ -115,7 +115,7 @@ int main(int argc, char **argv)
 			snprintf(name, sizeof(name), "%s%s_threads_%d", cases[i].name,
 				 COPIES ? "_copy" : "", threads);
 			if (wanted(name))
-				race_result(name, threads, map_unmap, &burst);
+				race_result(name, threads, PAIRS, map_unmap, &burst);
 		}
 		swiotlb_exit();
 	}

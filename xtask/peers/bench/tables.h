@@ -85,7 +85,7 @@ static void bench_ranges(const char *name, enum how how, size_t pgsize, size_t n
 	size_t ranges = min(TOUCHED, iova_bytes / pgsize) / n, bytes = n * pgsize;
 
 	domain_create(pgsize);
-	for (int round = -2; round < ROUNDS; round++) {
+	for (int round = -warm_up(2); round < timed(ROUNDS); round++) {
 		double start = now_ns(), mapped, unmapped;
 
 		for (size_t i = 0; i < ranges; i++)
@@ -100,6 +100,8 @@ static void bench_ranges(const char *name, enum how how, size_t pgsize, size_t n
 		}
 	}
 	domain_destroy();
+	if (counted_rounds)
+		return result(name, "pair", ranges);
 	result(name, "map", median(map_ns, ROUNDS));
 	result(name, "unmap", median(unmap_ns, ROUNDS));
 	result(name, "pair", map_ns[ROUNDS / 2] + unmap_ns[ROUNDS / 2]);
@@ -111,7 +113,7 @@ static void bench_fresh(const char *name, size_t pgsize)
 	double map_ns[FRESH_ROUNDS], unmap_ns[FRESH_ROUNDS];
 	size_t n = (16UL << 30) / pgsize;
 
-	for (int round = -1; round < FRESH_ROUNDS; round++) {
+	for (int round = -warm_up(1); round < timed(FRESH_ROUNDS); round++) {
 		double start, mapped, unmapped;
 
 		domain_create(pgsize);
@@ -126,6 +128,8 @@ static void bench_fresh(const char *name, size_t pgsize)
 			unmap_ns[round] = unmapped - mapped;
 		}
 	}
+	if (counted_rounds)
+		return result(name, "pair", 1);
 	result(name, "map", median(map_ns, FRESH_ROUNDS));
 	result(name, "unmap", median(unmap_ns, FRESH_ROUNDS));
 }
@@ -159,7 +163,7 @@ static void bench_looked_up(const char *name, enum how how, size_t step)
 	double unmap_ns[FRESH_ROUNDS];
 
 	domain_create(SZ_2M);
-	for (int round = -1; round < FRESH_ROUNDS; round++) {
+	for (int round = -warm_up(1); round < timed(FRESH_ROUNDS); round++) {
 		double start;
 
 		map_range(how, iova_base, pa_base, SZ_2M, SZ_1G / SZ_2M);
@@ -169,10 +173,14 @@ static void bench_looked_up(const char *name, enum how how, size_t step)
 			unmap_ns[round] = now_ns() - start;
 	}
 	domain_destroy();
+	if (counted_rounds)
+		return result(name, "pair", 1);
 	result(name, "unmap", median(unmap_ns, FRESH_ROUNDS));
 }
 
 /* ---- threads in one domain: ns a map and unmap of n pages, a region for each thread ---- */
+
+#define PAIR_REPEATS 4	/* how often a thread goes through its region in a round */
 
 struct pair {
 	enum how how;
@@ -181,7 +189,7 @@ struct pair {
 
 static double map_unmap_pairs(int id, void *arg)
 {
-	const int repeats = 4;
+	const int repeats = PAIR_REPEATS;
 	const struct pair *pair = arg;
 	enum how how = pair->how;
 	size_t n = pair->n, ranges = TOUCHED / n, bytes = n * SZ_4K;
@@ -203,7 +211,7 @@ static double map_unmap_pairs(int id, void *arg)
 static void bench_threads(const char *name, int threads, struct pair pair)
 {
 	domain_create(SZ_4K);
-	race_result(name, threads, map_unmap_pairs, &pair);
+	race_result(name, threads, PAIR_REPEATS * (TOUCHED / pair.n), map_unmap_pairs, &pair);
 	domain_destroy();
 }
 

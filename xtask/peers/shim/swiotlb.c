@@ -17,7 +17,8 @@ static inline void *memblock_alloc(size_t size, size_t align)
 	if (!p)
 		return NULL;
 	madvise(p, ALIGN(size, SZ_2M), MADV_HUGEPAGE);
-	return memset(p, 0, size);
+	/* new memory is zero; where instructions are counted it need not be touched */
+	return getenv("PEERS_COUNTED_ROUNDS") ? p : memset(p, 0, size);
 }
 #define memblock_alloc_low memblock_alloc
 #define memblock_free(p, size) free(p)

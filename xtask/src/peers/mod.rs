@@ -7,6 +7,7 @@
 //! `xtask/peers/README.md` has the method.
 
 mod bytes;
+mod instructions;
 mod plan;
 mod samples;
 mod table;
@@ -45,6 +46,10 @@ pub struct Options {
     /// Only cases whose `format/case` contains this; all where it is empty. Where bytes are
     /// compared it is a part of the format's name.
     pub case: String,
+    /// Whether instructions are counted, and no time is taken.
+    pub instructions: bool,
+    /// How long an invalidation of the whole DMA API takes, in nanoseconds.
+    pub invalidation_ns: u64,
     /// Whether tables are compared, and not times.
     pub bytes: bool,
     /// Whether only what was found in Linux's tables is shown.
@@ -67,6 +72,8 @@ impl Options {
             work: crate::target_directory().join("peers"),
             output: Output::Table,
             case: String::new(),
+            instructions: false,
+            invalidation_ns: 0,
             bytes: false,
             findings: false,
             seed: None,
@@ -80,8 +87,12 @@ impl Options {
                 options.findings |= name == "--findings";
                 continue;
             }
-            if matches!(name, "--runs" | "--format") {
+            if matches!(name, "--runs" | "--format" | "--instructions" | "--invalidation-ns") {
                 timing = Some(name);
+            }
+            if name == "--instructions" {
+                options.instructions = true;
+                continue;
             }
             let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
             match (name, *value) {
@@ -93,6 +104,7 @@ impl Options {
                 ("--format", "table") => options.output = Output::Table,
                 ("--format", "json") => options.output = Output::Json,
                 ("--format", value) => return Err(format!("there is no format `{value}`")),
+                ("--invalidation-ns", value) => options.invalidation_ns = number(value)?,
                 ("--case", value) => options.case = value.to_owned(),
                 ("--seed", value) => options.seed = Some(number(value)?),
                 ("--configurations", value) => options.configurations = Some(number(value)?),
@@ -102,6 +114,9 @@ impl Options {
         match timing {
             Some(name) if options.bytes => {
                 Err(format!("`{name}` and `--bytes` exclude each other"))
+            }
+            _ if options.instructions && options.invalidation_ns > 0 => {
+                Err("`--invalidation-ns` is a time, and `--instructions` takes none".to_owned())
             }
             _ if !options.bytes && (options.seed, options.configurations) != (None, None) => {
                 Err("`--seed` and `--configurations` go with `--bytes`".to_owned())
@@ -134,10 +149,29 @@ pub fn run(options: &Options) -> Checked {
             options.case
         ));
     }
+    if options.instructions && !instructions::are_counted() {
+        let why = "instructions are counted by valgrind, which is not installed";
+        return Ok(Outcome::Skipped(why.to_owned()));
+    }
     let own = build_own()?;
     build_peers(&options.work, &[])?;
     let built = fs::read_to_string(options.work.join("formats")).unwrap_or_default();
     let built: BTreeSet<&str> = built.split_whitespace().collect();
+    let version = fs::read_to_string(options.work.join("linux/version")).unwrap_or_default();
+    compare_mappings(options, &own, &comparisons, &built)?;
+    if options.instructions {
+        let is_built = |format: &str| built.contains(format);
+        let counts = instructions::count(&comparisons, &options.work, &own, is_built)?;
+        crate::say(
+            match options.output {
+                Output::Json => instructions::json(&counts),
+                Output::Table => instructions::table(&counts, version.trim()),
+            }
+            .trim_end(),
+        );
+        skip_absent(&comparisons, &built);
+        return Ok(Outcome::Passed);
+    }
 
     let mut samples = Samples::default();
     for nth in 1..=options.runs {
@@ -148,10 +182,10 @@ pub fn run(options: &Options) -> Checked {
                 && built.contains(peer.format)
                 && done.insert(peer.name)
             {
-                run_peer(&options.work, peer, &comparisons, &mut samples)?;
+                run_peer(options, peer, &comparisons, &mut samples)?;
             }
             if done.insert(one.format) {
-                run_own(&own, one.format, &comparisons, &mut samples)?;
+                run_own(options, &own, one.format, &comparisons, &mut samples)?;
             }
         }
     }
@@ -160,11 +194,15 @@ pub fn run(options: &Options) -> Checked {
     match options.output {
         Output::Json => crate::say(&table::json(&rows)),
         Output::Table => {
-            let version = fs::read_to_string(options.work.join("linux/version"));
-            let version = version.unwrap_or_default();
             crate::say(table::text(&rows, version.trim(), options.runs).trim_end());
         }
     }
+    skip_absent(&comparisons, &built);
+    Ok(Outcome::Passed)
+}
+
+/// Says which of Linux's code there is not.
+fn skip_absent(comparisons: &[Comparison], built: &BTreeSet<&str>) {
     let peers = comparisons.iter().filter_map(|one| match one.versus {
         Versus::Linux(peer) if !built.contains(peer.format) => Some(peer.name),
         _ => None,
@@ -172,12 +210,52 @@ pub fn run(options: &Options) -> Checked {
     for absent in peers.collect::<BTreeSet<_>>() {
         eprintln!("peers: SKIP: this Linux has no {absent}");
     }
-    Ok(Outcome::Passed)
+}
+
+/// Compares what each kind of mapping of the whole DMA API leads to on both sides, before any of it
+/// is measured.
+fn compare_mappings(
+    options: &Options,
+    own: &Path,
+    comparisons: &[Comparison],
+    built: &BTreeSet<&str>,
+) -> Result<(), String> {
+    for (format, peer) in plan::DMA_FORMATS {
+        let is_wanted = comparisons.iter().any(|one| one.format == format);
+        if !is_wanted || !built.contains(peer.format) {
+            continue;
+        }
+        let ours = output_of(Command::new(own).args([format, "same"]))?;
+        for build in BUILDS {
+            let program = options.work.join(build).join(peer.program);
+            let theirs = output_of(Command::new(program).args([peer.format, "same"]))?;
+            if let Some((theirs, ours)) = first_difference(&theirs, &ours) {
+                return Err(format!(
+                    "{format}: the mappings differ\n  Linux:   {theirs}\n  dmaspan: {ours}"
+                ));
+            }
+        }
+        let lines = ours.lines().count();
+        eprintln!("peers: {format}: both sides map the same, {lines} lines");
+    }
+    Ok(())
+}
+
+/// The first lines that are not the same, of which one may be missing.
+fn first_difference<'a>(theirs: &'a str, ours: &'a str) -> Option<(&'a str, &'a str)> {
+    let (mut theirs, mut ours) = (theirs.lines(), ours.lines());
+    loop {
+        match (theirs.next(), ours.next()) {
+            (None, None) => return None,
+            (one, other) if one == other => {}
+            (one, other) => return Some((one.unwrap_or("nothing"), other.unwrap_or("nothing"))),
+        }
+    }
 }
 
 /// Runs the builds of a peer, one behind the other, on all its cases.
 fn run_peer(
-    work: &Path,
+    options: &Options,
     peer: &'static Peer,
     comparisons: &[Comparison],
     samples: &mut Samples,
@@ -185,7 +263,8 @@ fn run_peer(
     let of_peer = comparisons.iter().filter(|one| one.linux() == Some(peer));
     let cases: BTreeSet<String> = of_peer.flat_map(|one| one.cases().1).collect();
     for build in BUILDS {
-        let mut command = Command::new(work.join(build).join(peer.program));
+        let mut command = Command::new(options.work.join(build).join(peer.program));
+        command.env("PEERS_INVALIDATION_NS", options.invalidation_ns.to_string());
         let lines = output_of(command.arg(peer.format).args(&cases))?;
         samples.read(&format!("{}/{build}", peer.name), &lines)?;
     }
@@ -194,6 +273,7 @@ fn run_peer(
 
 /// Runs dmaspan's benchmark on all cases of a format.
 fn run_own(
+    options: &Options,
     program: &Path,
     format: &str,
     comparisons: &[Comparison],
@@ -201,7 +281,9 @@ fn run_own(
 ) -> Result<(), String> {
     let of_format = comparisons.iter().filter(|one| one.format == format);
     let cases: BTreeSet<String> = of_format.flat_map(|one| one.cases().0).collect();
-    let lines = output_of(Command::new(program).arg(format).args(&cases))?;
+    let mut command = Command::new(program);
+    command.env("PEERS_INVALIDATION_NS", options.invalidation_ns.to_string());
+    let lines = output_of(command.arg(format).args(&cases))?;
     samples.read(&format!("dmaspan/{format}"), &lines)
 }
 
@@ -250,6 +332,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_mapping_that_differs_or_is_missing_is_named() {
+        assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
+        assert_eq!(first_difference("a\nb\n", "a\nc\n"), Some(("b", "c")));
+        assert_eq!(first_difference("a\n", "a\nc\n"), Some(("nothing", "c")));
+        assert_eq!(first_difference("a\nb", ""), Some(("a", "nothing")));
+    }
+
+    #[test]
     fn arguments_are_understood_and_bad_ones_refused() {
         let parse = |line: &str| Options::parse(&line.split_whitespace().collect::<Vec<_>>());
         let options = parse("--runs 2 --format json --work there --case lpae/4k").unwrap();
@@ -258,6 +348,8 @@ mod tests {
             work: "there".into(),
             output: Output::Json,
             case: "lpae/4k".into(),
+            instructions: false,
+            invalidation_ns: 0,
             bytes: false,
             findings: false,
             seed: None,
@@ -267,6 +359,11 @@ mod tests {
         let options = parse("--bytes --seed 7 --configurations 100 --case v7s").unwrap();
         assert!(options.bytes && options.case == "v7s");
         assert_eq!((options.seed, options.configurations), (Some(7), Some(100)));
+        assert!(parse("--instructions --format json").unwrap().instructions);
+        assert_eq!(parse("--invalidation-ns 1000").unwrap().invalidation_ns, 1000);
+        for wrong in ["--instructions --bytes", "--instructions --invalidation-ns 5"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
         assert!(parse("").unwrap().work.ends_with("peers"));
         for wrong in ["--runs", "--runs 0", "--runs x", "--format xml", "--verbose yes", "4k"] {
             assert!(parse(wrong).is_err(), "{wrong}");

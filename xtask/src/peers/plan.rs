@@ -28,6 +28,10 @@ const IOVA: Peer = Peer { name: "iova.c", program: "iova", format: "iova" };
 const SWIOTLB: Peer = Peer { name: "swiotlb.c", program: "swiotlb", format: "swiotlb" };
 const SWIOTLB_COPY: Peer =
     Peer { name: "swiotlb.c, copies in", program: "swiotlb_copy", format: "swiotlb_copy" };
+const DMA_IOMMU_ARM: Peer =
+    Peer { name: "dma-iommu.c, arm", program: "dma_lpae", format: "dma_lpae" };
+const DMA_IOMMU_VTDSS: Peer =
+    Peer { name: "dma-iommu.c, vtdss", program: "dma_vtdss", format: "dma_vtdss" };
 
 /// dmaspan's formats, in the order of the table, and what each is compared with.
 const FORMATS: [(&str, &[&Peer]); 5] = [
@@ -90,6 +94,37 @@ const IOVA_CASES: [(&str, &str); 5] = [
     ("pair_64_threads_1", "pair"),
     ("pair_64_threads_2", "pair"),
     ("refused_4", "refuse"),
+];
+
+/// The formats that the whole DMA API stands on, with what Linux's has there.
+pub(super) const DMA_FORMATS: [(&str, &Peer); 2] =
+    [("dma_lpae", &DMA_IOMMU_ARM), ("dma_vtdss", &DMA_IOMMU_VTDSS)];
+/// Its cases. What is bounced is not trusted, and never lazy.
+const DMA_CASES: [&str; 24] = [
+    "single_1_lazy",
+    "single_1_strict",
+    "single_8_lazy",
+    "single_8_strict",
+    "single_64_lazy",
+    "single_64_strict",
+    "single_512_lazy",
+    "single_512_strict",
+    "list_2_lazy",
+    "list_2_strict",
+    "list_4_lazy",
+    "list_4_strict",
+    "list_8_lazy",
+    "list_8_strict",
+    "list_64_lazy",
+    "list_64_strict",
+    "steps_1_lazy",
+    "steps_1_strict",
+    "steps_8_lazy",
+    "steps_8_strict",
+    "steps_64_lazy",
+    "steps_64_strict",
+    "bounced_2k_strict",
+    "bounced_64k_strict",
 ];
 
 /// The bounce pool's cases, and who does the same.
@@ -257,6 +292,13 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
         all.push(against("iova", case, operation, (Versus::Linux(&IOVA), case, "")));
     }
     all.extend(swiotlb_comparisons());
+    for (format, peer) in DMA_FORMATS {
+        let versus = Versus::Linux(peer);
+        all.extend(DMA_CASES.map(|case| {
+            let comparison = against(format, case, "pair", (versus.clone(), case, ""));
+            Comparison { goal: Some(dma_goal(format, case)), ..comparison }
+        }));
+    }
     all.retain(|comparison| comparison.name().contains(filter));
     all
 }
@@ -277,6 +319,17 @@ fn domain_comparisons() -> Vec<Comparison> {
     all.push(against("lpae", case, "pair", (gain, theirs, "")));
     all.push(against("lpae", "dma_pair_4k_1", "pair", (peer(), "4k_1", "tables only")));
     all
+}
+
+/// What is to be reached beside the whole DMA API: more than 1 everywhere.
+fn dma_goal(format: &str, case: &str) -> f64 {
+    let mut words = case.split('_');
+    match (words.next().unwrap_or_default(), words.next().unwrap_or_default()) {
+        ("single" | "list", "64") if format == "dma_lpae" => 2.5,
+        ("single" | "list", "64") => 1.7,
+        ("single", "1") | ("list" | "steps", _) => 1.5,
+        _ => 1.0,
+    }
 }
 
 /// Those of bounce pools.
@@ -347,6 +400,18 @@ mod tests {
             comparisons("swiotlb/").into_iter().filter(|one| one.versus == Versus::OneThread);
         let alone: Vec<_> = alone.map(|one| (one.case, one.their_case, one.goal)).collect();
         assert_eq!(alone, [("pair_4k_threads_2", "pair_4k_threads_1", Some(1.8))]);
+    }
+
+    #[test]
+    fn the_dma_api_has_a_goal_in_every_row() {
+        let goal = |case: &str| comparisons(case).into_iter().find_map(|one| one.goal);
+        assert_eq!(goal("dma_lpae/single_1_lazy"), Some(1.5));
+        assert_eq!(goal("dma_lpae/single_8_strict"), Some(1.0));
+        assert_eq!(goal("dma_lpae/list_64_lazy"), Some(2.5));
+        assert_eq!(goal("dma_vtdss/single_64_strict"), Some(1.7));
+        assert_eq!(goal("dma_vtdss/steps_8_lazy"), Some(1.5));
+        assert_eq!(goal("dma_vtdss/bounced_64k_strict"), Some(1.0));
+        assert!(comparisons("dma_").iter().all(|one| one.goal.is_some()));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "there is no hardware, and tables lie where it would need them")]
 
 mod cpu;
+mod dma;
 mod domain;
 mod iova;
 mod memory;
@@ -100,7 +101,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-const FORMATS: [&str; 7] = ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1", "iova", "swiotlb"];
+const FORMATS: [&str; 9] =
+    ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1", "iova", "swiotlb", "dma_lpae", "dma_vtdss"];
 
 /// Whether a case was asked for: all are where none is named.
 fn is_wanted(cases: &[String], name: &str) -> bool {
@@ -116,6 +118,8 @@ fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
         }
         "iova" => iova::run(cases),
         "swiotlb" => swiotlb::run(cases),
+        "dma_lpae" => dma::run_lpae(memory, cases),
+        "dma_vtdss" => dma::run_vtd_ss(memory, cases),
         "v7s" => {
             let sizes = Some(SZ_4K | SZ_64K | SZ_1M | (16 * SZ_1M));
             let format =
@@ -361,8 +365,16 @@ fn invalidate(invalidation: &Invalidation<'_>) {
 
 const MAP_UNMAP: [&str; 2] = ["map", "unmap"];
 
+/// How many rounds there are under a counter of instructions.
+fn counted_rounds() -> Option<u32> {
+    env::var("PEERS_COUNTED_ROUNDS").ok().and_then(|text| text.parse().ok())
+}
+
 /// Times operations on `count` things in each round, some of which warm up before, and prints the
 /// median of each as a line.
+///
+/// Under a counter of instructions there are as many rounds as it asks for, and none warms up; the
+/// line says how many operations a round has.
 fn measure<const N: usize>(
     case: &str,
     operations: [&str; N],
@@ -370,6 +382,13 @@ fn measure<const N: usize>(
     count: u64,
     mut round: impl FnMut() -> [Duration; N],
 ) {
+    if let Some(rounds) = counted_rounds() {
+        for _ in 0..rounds {
+            black_box(round());
+        }
+        println!("{case} pair {count}.000");
+        return;
+    }
     let mut ns = [const { Vec::new() }; N];
     for number in 0..warm_up + timed {
         for (ns, took) in ns.iter_mut().zip(round()) {

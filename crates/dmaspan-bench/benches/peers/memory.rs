@@ -56,7 +56,8 @@ struct Free {
 }
 
 impl Memory {
-    /// Maps and touches all of it, so that no benchmark meets a fault.
+    /// Maps and touches all of it, so that no benchmark meets a fault; where instructions are
+    /// counted, and no time, it is new memory.
     pub(crate) fn new() -> Self {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
@@ -67,8 +68,10 @@ impl Memory {
         // SAFETY: advice about memory that was just mapped. Without huge pages it still works.
         let _ = unsafe { libc::madvise(start, BYTES, libc::MADV_HUGEPAGE) };
         start.expose_provenance();
-        // SAFETY: the memory is writable and this long, and nobody else knows it.
-        unsafe { start.cast::<u8>().write_bytes(1, BYTES) };
+        if super::counted_rounds().is_none() {
+            // SAFETY: the memory is writable and this long, and nobody else knows it.
+            unsafe { start.cast::<u8>().write_bytes(1, BYTES) };
+        }
         let next = iter::repeat_with(|| AtomicU32::new(NONE)).take(BYTES >> UNIT_LG2).collect();
         let free = || Lists(Mutex::new(Free { heads: [NONE; CLASSES], in_use: 0 }));
         Self { next, lists: std::array::from_fn(|_| free()), unused: AtomicU32::new(0) }

@@ -18,7 +18,7 @@ use super::{SZ_2M, SZ_4K, SZ_64K};
 use super::{cpu, is_wanted, measure_race, memory};
 
 /// Linux's default.
-const POOL: u64 = 64 << 20;
+pub(crate) const POOL: u64 = 64 << 20;
 const BUFFER: u64 = SZ_64K;
 const PAIRS: u64 = 16384;
 
@@ -157,12 +157,12 @@ fn self_check<P: Platform>(platform: P) {
 
 /// Memory of this process, on huge pages that were touched before; physical addresses are
 /// pointers.
-struct Process {
+pub(crate) struct Process {
     spans: [Span; 1],
 }
 
 impl Process {
-    fn new(bytes: u64) -> Self {
+    pub(crate) fn new(bytes: u64) -> Self {
         let len = size(bytes.next_multiple_of(SZ_2M));
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -172,10 +172,17 @@ impl Process {
         let start = start.map_addr(|addr| addr.next_multiple_of(size(SZ_2M)));
         // SAFETY: advice about memory that was just mapped. Without huge pages it still works.
         let _ = unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
-        // SAFETY: the memory is writable and this long, and nobody else knows it.
-        unsafe { start.cast::<u8>().write_bytes(0, len) };
+        if super::counted_rounds().is_none() {
+            // SAFETY: the memory is writable and this long, and nobody else knows it.
+            unsafe { start.cast::<u8>().write_bytes(0, len) };
+        }
         let paddr = PhysAddr::new(start.expose_provenance() as u64);
         Self { spans: [Span::new(paddr, bytes).expect("a valid span")] }
+    }
+
+    /// Where it begins.
+    pub(crate) fn start(&self) -> u64 {
+        self.spans[0].paddr().get()
     }
 }
 
@@ -185,7 +192,7 @@ fn size(bytes: u64) -> usize {
 }
 
 #[inline(always)]
-fn pointer(paddr: PhysAddr) -> *mut u8 {
+pub(crate) fn pointer(paddr: PhysAddr) -> *mut u8 {
     ptr::with_exposed_provenance_mut(size(paddr.get()))
 }
 
@@ -235,7 +242,7 @@ unsafe impl PoolMemory for Process {
 
 /// Threads that know their CPU, with the lock that Linux's side has.
 #[derive(Clone, Copy, Debug)]
-struct SpinPlatform;
+pub(crate) struct SpinPlatform;
 
 impl Platform for SpinPlatform {
     type Lock = Spin;
@@ -253,7 +260,7 @@ impl Platform for SpinPlatform {
 
 /// A kernel's lock, as `xtask/peers/shim/kshim.h` has it: one locked instruction and one store,
 /// where parking_lot's has two locked ones.
-struct Spin(AtomicU32);
+pub(crate) struct Spin(AtomicU32);
 
 // SAFETY: who changed the word from 0 to 1 has the lock, until it writes 0.
 unsafe impl RawMutex for Spin {

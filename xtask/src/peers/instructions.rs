@@ -1,0 +1,162 @@
+//! How many instructions both sides execute for the same operations, which no other program on the
+//! machine changes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+use super::plan::{BUILDS, Comparison, Versus};
+
+/// Rounds of the two counts of a case, whose difference is of rounds alone.
+const ROUNDS: [u32; 2] = [1, 3];
+
+/// A case that was counted: instructions of a map and an unmap, or of what else the case has.
+pub(super) struct Count {
+    case: String,
+    peer: String,
+    theirs: f64,
+    own: f64,
+}
+
+/// Whether this machine has what counts them.
+pub(super) fn are_counted() -> bool {
+    let valgrind = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
+    valgrind.is_ok_and(|status| status.success())
+}
+
+/// Counts all comparisons with Linux that have one thread, and which this Linux has. Of its two
+/// builds the one with fewer instructions counts.
+///
+/// # Errors
+///
+/// What is missing or failed, in one line.
+pub(super) fn count(
+    comparisons: &[Comparison],
+    work: &Path,
+    own: &Path,
+    is_built: impl Fn(&str) -> bool,
+) -> Result<Vec<Count>, String> {
+    let mut counted: BTreeMap<(String, String, String), f64> = BTreeMap::new();
+    let mut once = |program: &Path, format: &str, case: &str| {
+        let name = (program.display().to_string(), format.to_owned(), case.to_owned());
+        if let Some(&count) = counted.get(&name) {
+            return Ok(count);
+        }
+        let count = instructions(program, format, case)?;
+        counted.insert(name, count);
+        Ok::<f64, String>(count)
+    };
+    let mut counts: Vec<Count> = Vec::new();
+    for comparison in comparisons {
+        let Versus::Linux(peer) = comparison.versus else { continue };
+        let (case, name) = (comparison.name(), comparison.peer.clone());
+        let is_double = counts.iter().any(|count| (&count.case, &count.peer) == (&case, &name));
+        if is_double || case.contains("_threads_2") || !is_built(peer.format) {
+            continue;
+        }
+        eprintln!("peers: counting {case}, {name}");
+        let mut theirs = f64::INFINITY;
+        for build in BUILDS {
+            let program = work.join(build).join(peer.program);
+            theirs = theirs.min(once(&program, peer.format, comparison.their_case)?);
+        }
+        let own = once(own, comparison.format, comparison.case)?;
+        counts.push(Count { case, peer: name, theirs, own });
+    }
+    Ok(counts)
+}
+
+/// Instructions of an operation, from what more rounds take more.
+fn instructions(program: &Path, format: &str, case: &str) -> Result<f64, String> {
+    let [(first, _), (second, operations)] = [
+        collected(program, format, case, ROUNDS[0])?,
+        collected(program, format, case, ROUNDS[1])?,
+    ];
+    Ok((second - first) / f64::from(ROUNDS[1] - ROUNDS[0]) / operations)
+}
+
+/// The instructions of a process with so many rounds, and the operations of a round.
+fn collected(program: &Path, format: &str, case: &str, rounds: u32) -> Result<(f64, f64), String> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args([format, case])
+        .env("PEERS_COUNTED_ROUNDS", rounds.to_string())
+        .output();
+    let output = output.map_err(|error| format!("`valgrind` did not start: {error}"))?;
+    let (printed, said) = (text(&output.stdout), text(&output.stderr));
+    let counted = said.rsplit("Collected :").next().and_then(|rest| rest.split_whitespace().next());
+    let operations = printed.split_whitespace().last();
+    let number = |text: Option<&str>| text.and_then(|text| text.parse::<f64>().ok());
+    match (output.status.success(), number(counted), number(operations)) {
+        (true, Some(counted), Some(operations)) if operations > 0.0 => Ok((counted, operations)),
+        _ => Err(format!("`{} {format} {case}` was not counted: {said}", program.display())),
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A table for people.
+pub(super) fn table(counts: &[Count], version: &str) -> String {
+    let mut text = format!(
+        "Linux {version} and dmaspan\ninstructions of a pair; of Linux the build with fewer\n\n"
+    );
+    for Count { case, peer, theirs, own } in counts {
+        let line = format!("{case:30} {peer:29} {theirs:>8.0} {own:>8.0}");
+        text += &format!("{line} {:>6.2}×\n", theirs / own);
+    }
+    text
+}
+
+/// One array of `{"case", "peer", "peer_instructions", "instructions", "ratio"}`.
+pub(super) fn json(counts: &[Count]) -> String {
+    let rounded = |value: f64| (value * 100.0).round() / 100.0;
+    let rows = counts.iter().map(|Count { case, peer, theirs, own }| {
+        // One by one: an object of serde_json sorts its keys.
+        let (case, peer, ratio) = (json!(case), json!(peer), json!(rounded(theirs / own)));
+        let [theirs, own] = [theirs, own].map(|count| json!(rounded(*count)));
+        let counts = format!(r#""peer_instructions": {theirs}, "instructions": {own}"#);
+        format!(r#"  {{"case": {case}, "peer": {peer}, {counts}, "ratio": {ratio}}}"#)
+    });
+    format!("[\n{}\n]", rows.collect::<Vec<_>>().join(",\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts() -> Vec<Count> {
+        let count = |case: &str, theirs, own| Count {
+            case: case.to_owned(),
+            peer: "dma-iommu.c, vtdss, page by page".to_owned(),
+            theirs,
+            own,
+        };
+        vec![count("dma_vtdss/single_512_strict", 1892.25, 872.0), count("lpae/4k_1", 1e6, 1e7)]
+    }
+
+    #[test]
+    fn programs_read_the_same_counts() {
+        let json: serde_json::Value = serde_json::from_str(&json(&counts())).unwrap();
+        let expected = json!({
+            "case": "dma_vtdss/single_512_strict",
+            "peer": "dma-iommu.c, vtdss, page by page",
+            "peer_instructions": 1892.25,
+            "instructions": 872.0,
+            "ratio": 2.17,
+        });
+        assert_eq!(json[0], expected);
+        assert_eq!(json.as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_line_has_both_counts_and_their_ratio() {
+        let text = table(&counts(), "7.0");
+        assert!(text.lines().any(|line| line.ends_with("     1892      872   2.17×")), "{text}");
+        assert!(text.lines().any(|line| line.ends_with(" 1000000 10000000   0.10×")), "{text}");
+    }
+}

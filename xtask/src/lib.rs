@@ -90,3 +90,9 @@ pub fn cargo(arguments: &[&str]) -> Command {
     command.args(arguments).current_dir(root());
     command
 }
+
+/// What a file hashes to, as coreutils say it.
+pub(crate) fn sha256(file: &Path) -> Result<String, String> {
+    let said = debian::output_of(Command::new("sha256sum").arg(file))?;
+    Ok(said.split_whitespace().next().ok_or("sha256sum says nothing")?.to_owned())
+}

@@ -3,18 +3,26 @@
 
 extern crate alloc;
 
+mod copied;
+mod mapped;
 mod transport;
 
-use alloc::collections::BTreeMap;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::fmt;
-use core::ptr::NonNull;
+use core::ptr::{NonNull, with_exposed_provenance_mut};
 
-use dmaspan::dma::{Attrs, Coherent, Device, Error, Flush, RawMemory};
-use dmaspan::dma::{Piece, Unmapped};
-use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
+use dmaspan::dma::{Device, Error};
+use dmaspan::swiotlb::{Pool, PoolMemory};
+use dmaspan::{Direction, DmaAddr, Platform};
 use lock_api::{Mutex, RawMutex};
 pub use transport::BehindIommu;
 pub use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE};
+
+use copied::Copied;
+use mapped::Mapped;
+
+const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The address of what could not be mapped: it leads nowhere, with an IOMMU and without one.
 const NOWHERE: u64 = !0xfff;
@@ -22,12 +30,50 @@ const NOWHERE: u64 = !0xfff;
 /// Finds the physical address of a buffer. `None` where it has no contiguous one.
 type Find = fn(NonNull<[u8]>) -> Option<u64>;
 
+/// Finds registers by their address on the bus and their length.
+type Registers = dyn Fn(u64, usize) -> Option<NonNull<u8>> + Send;
+
+/// How a device comes to queues and buffers.
+trait Reach: Send {
+    /// Zeroed memory that begins at a page, and its address, which is not 0.
+    fn alloc(&mut self, len: u64) -> Result<(u64, NonNull<u8>), Error>;
+
+    fn dealloc(&mut self, addr: DmaAddr) -> Result<(), Error>;
+
+    /// The address of a buffer, which is not 0.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Hal::share`].
+    #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
+    unsafe fn share(
+        &mut self,
+        buffer: NonNull<[u8]>,
+        direction: Direction,
+    ) -> Result<DmaAddr, Error>;
+
+    /// Takes a buffer back, once no device reaches it.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Hal::unshare`]; what was not shared is refused.
+    #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
+    unsafe fn unshare(
+        &mut self,
+        addr: DmaAddr,
+        buffer: NonNull<[u8]>,
+        direction: Direction,
+    ) -> Result<(), Error>;
+
+    /// Whether hardware has forgotten all that was taken back.
+    fn is_forgotten(&mut self) -> bool;
+}
+
 /// A device, as the functions of a [`Hal`] use it, which have no `self`.
 pub struct VirtioDma {
-    device: Device,
-    find: Find,
+    reach: Box<dyn Reach>,
     refused: fn(Error),
-    queues: BTreeMap<u64, Coherent>,
+    registers: Option<Box<Registers>>,
     usage: VirtioUsage,
 }
 
@@ -63,8 +109,50 @@ impl VirtioDma {
     /// `refused` runs where a driver shares and unshares, and must not call the `Hal`.
     #[expect(unsafe_code, reason = "it declares a contract")]
     pub unsafe fn new(device: Device, find: Find, refused: fn(Error)) -> Self {
-        let (queues, usage) = (BTreeMap::new(), VirtioUsage::default());
-        Self { device, find, refused, queues, usage }
+        Self::by(Box::new(Mapped::new(device, find)), refused)
+    }
+
+    /// A device that reaches a pool and nothing else, as in a process that has it by VFIO: queues
+    /// are leases of the pool, and buffers, which may be any memory, are copied to and from leases.
+    /// The pool's addresses are those that the device uses: a `MappedBounce` of `dmaspan-linux`.
+    ///
+    /// An unshare leaves the slot within the device's reach, and the buffer out of it.
+    ///
+    /// # Context
+    ///
+    /// As [`new`](Self::new).
+    pub fn copying<M, P>(pool: Arc<Pool<M, P>>, refused: fn(Error)) -> Self
+    where
+        M: PoolMemory<Address = DmaAddr> + 'static,
+        P: Platform + 'static,
+    {
+        Self::by(Box::new(Copied::new(pool)), refused)
+    }
+
+    fn by(reach: Box<dyn Reach>, refused: fn(Error)) -> Self {
+        Self { reach, refused, registers: None, usage: VirtioUsage::default() }
+    }
+
+    /// The same, whose registers are not mapped where they are on the bus: `find` gets the address
+    /// of some, as a BAR has it, and their length, and returns where they are mapped.
+    ///
+    /// # Safety
+    ///
+    /// What `find` returns is a pointer to as many bytes of these registers, for as long as `find`
+    /// exists, and the program's alone.
+    ///
+    /// # Panics
+    ///
+    /// A transport that asks for registers for which `find` returns `None` panics: a `Hal` cannot
+    /// refuse them.
+    #[must_use]
+    #[expect(unsafe_code, reason = "it declares a contract")]
+    pub unsafe fn with_registers(
+        mut self,
+        find: impl Fn(u64, usize) -> Option<NonNull<u8>> + Send + 'static,
+    ) -> Self {
+        self.registers = Some(Box::new(find));
+        self
     }
 
     fn refuse(&mut self, error: Error) {
@@ -73,73 +161,55 @@ impl VirtioDma {
     }
 
     fn alloc(&mut self, pages: usize) -> Option<(u64, NonNull<u8>)> {
-        let page = PAGE_SIZE as u64;
-        let len = (pages as u64).saturating_mul(page);
-        let queue = match self.device.alloc(len, page) {
-            Ok(queue) => queue,
+        match self.reach.alloc((pages as u64).saturating_mul(PAGE)) {
+            Ok(queue) => {
+                self.usage.queues += 1;
+                Some(queue)
+            }
             Err(error) => {
                 self.refuse(error);
-                return None;
+                None
             }
-        };
-        let (addr, start) = (queue.addr(), queue.as_ptr());
-        if addr.get() == 0 {
-            self.give_back(queue);
-            self.refuse(Error::NotMapped { addr });
-            return None;
-        }
-        self.queues.insert(addr.get(), queue);
-        self.usage.queues += 1;
-        Some((addr.get(), start))
-    }
-
-    fn give_back(&mut self, queue: Coherent) {
-        if let Err(failed) = self.device.free(queue) {
-            self.refuse(failed.into());
         }
     }
 
-    fn dealloc(&mut self, addr: u64) {
-        match self.queues.remove(&addr) {
-            Some(queue) => {
-                self.usage.queues -= 1;
-                self.give_back(queue);
+    fn dealloc(&mut self, addr: DmaAddr) {
+        match self.reach.dealloc(addr) {
+            Ok(()) => self.usage.queues -= 1,
+            Err(error) => {
+                // One that hardware does not forget is kept, and the driver's no more.
+                self.usage.queues -= usize::from(!matches!(error, Error::NotMapped { .. }));
+                self.refuse(error);
             }
-            None => self.refuse(Error::NotMapped { addr: DmaAddr::new(addr) }),
         }
     }
 
-    /// Maps a buffer. The next release of virtio-drivers says here whether the device is behind an
-    /// IOMMU, which the [`Device`] knows already.
-    fn share(&mut self, buffer: NonNull<[u8]>, direction: Direction) -> Result<u64, Error> {
-        let len = buffer.len() as u64;
-        let paddr = (self.find)(buffer).map(PhysAddr::new);
-        let span = paddr.and_then(|paddr| Span::new(paddr, len).ok());
-        let piece = Piece::memory(span.ok_or(Error::NotSingle { pieces: 0 })?);
-        #[expect(unsafe_code, reason = "a buffer of a driver")]
-        // SAFETY: the bytes are there and stay until `unshare`, as `new` was promised; the driver
-        // leaves them to the device meanwhile, as `Hal::share` wants.
-        let memory = unsafe { RawMemory::new(piece) };
-        let attrs = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
-        let mapping = self.device.map_single_with(memory.into(), direction, attrs)?;
-        let addr = mapping.addr();
-        if addr.get() == 0 {
-            let _unmapped = self.device.unmap(mapping)?;
-            return Err(Error::NotMapped { addr });
-        }
-        if let Err(failed) = self.device.into_raw(mapping) {
-            if let Some(mapping) = failed.mapping {
-                let _unmapped = self.device.unmap(mapping)?;
+    /// # Safety
+    ///
+    /// As of [`Hal::share`].
+    #[expect(unsafe_code, reason = "it passes the contract of `Hal` on")]
+    unsafe fn share(&mut self, buffer: NonNull<[u8]>, direction: Direction) -> u64 {
+        // SAFETY: the caller promises the same.
+        match unsafe { self.reach.share(buffer, direction) } {
+            Ok(addr) => {
+                self.usage.buffers += 1;
+                addr.get()
             }
-            return Err(failed.error);
+            Err(error) => {
+                self.refuse_buffer(error);
+                NOWHERE
+            }
         }
-        self.usage.buffers += 1;
-        Ok(addr.get())
     }
 
-    fn unshare(&mut self, addr: u64, len: u64, direction: Direction) {
-        match self.device.unmap_raw(DmaAddr::new(addr), len, direction) {
-            Ok(Unmapped::Released(_) | Unmapped::Queued) => self.usage.buffers -= 1,
+    /// # Safety
+    ///
+    /// As of [`Hal::unshare`].
+    #[expect(unsafe_code, reason = "it passes the contract of `Hal` on")]
+    unsafe fn unshare(&mut self, addr: DmaAddr, buffer: NonNull<[u8]>, direction: Direction) {
+        // SAFETY: the caller promises the same.
+        match unsafe { self.reach.unshare(addr, buffer, direction) } {
+            Ok(()) => self.usage.buffers -= 1,
             Err(error) => {
                 // Shared no more, once hardware has forgotten it.
                 self.usage.buffers -= usize::from(matches!(error, Error::Quarantined { .. }));
@@ -153,7 +223,7 @@ impl VirtioDma {
     fn refuse_buffer(&mut self, error: Error) {
         let is_reached = matches!(error, Error::Quarantined { .. });
         self.refuse(error);
-        while is_reached && self.device.flush().is_err() {
+        while is_reached && !self.reach.is_forgotten() {
             core::hint::spin_loop();
         }
     }
@@ -208,8 +278,23 @@ impl<L: RawMutex> VirtioSlot<L> {
     /// [`Hal::dma_dealloc`]. The answer is always 0: a queue that hardware was not seen to forget
     /// is kept, and counted as refused.
     pub fn dma_dealloc(&self, addr: u64) -> i32 {
-        self.with(|dma| dma.dealloc(addr));
+        self.with(|dma| dma.dealloc(DmaAddr::new(addr)));
         0
+    }
+
+    /// [`Hal::mmio_phys_to_virt`].
+    ///
+    /// # Panics
+    ///
+    /// Where the registers are nowhere, as [`VirtioDma::with_registers`] says.
+    pub fn registers(&self, paddr: u64, len: usize) -> NonNull<u8> {
+        let found = self.with(|dma| match &dma.registers {
+            Some(find) => find(paddr, len),
+            None => one_to_one(paddr),
+        });
+        // Before there is a device, they are where they are.
+        let found = found.unwrap_or_else(|| one_to_one(paddr));
+        found.unwrap_or_else(|| panic!("no registers are mapped at {paddr:#x}, of {len:#x} bytes"))
     }
 
     /// [`Hal::share`].
@@ -219,19 +304,27 @@ impl<L: RawMutex> VirtioSlot<L> {
     /// As of [`Hal::share`]: the buffer is left to the device until [`unshare`](Self::unshare).
     #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
     pub unsafe fn share(&self, buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
-        let share = |dma: &mut VirtioDma| {
-            dma.share(buffer, way(direction)).unwrap_or_else(|error| {
-                dma.refuse_buffer(error);
-                NOWHERE
-            })
-        };
+        // SAFETY: the caller promises the same.
+        let share = |dma: &mut VirtioDma| unsafe { dma.share(buffer, way(direction)) };
         self.with(share).unwrap_or(NOWHERE)
     }
 
     /// [`Hal::unshare`].
-    pub fn unshare(&self, addr: u64, buffer: NonNull<[u8]>, direction: BufferDirection) {
-        self.with(|dma| dma.unshare(addr, buffer.len() as u64, way(direction)));
+    ///
+    /// # Safety
+    ///
+    /// As of [`Hal::unshare`]: the buffer is as it was shared, unless it is refused.
+    #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
+    pub unsafe fn unshare(&self, addr: u64, buffer: NonNull<[u8]>, direction: BufferDirection) {
+        let addr = DmaAddr::new(addr);
+        // SAFETY: the caller promises the same.
+        self.with(|dma| unsafe { dma.unshare(addr, buffer, way(direction)) });
     }
+}
+
+/// Registers that are mapped where they are on the bus.
+fn one_to_one(paddr: u64) -> Option<NonNull<u8>> {
+    NonNull::new(with_exposed_provenance_mut(usize::try_from(paddr).ok()?))
 }
 
 fn way(direction: BufferDirection) -> Direction {
@@ -245,7 +338,8 @@ fn way(direction: BufferDirection) -> Direction {
 /// Makes a unit type that is the [`Hal`] of one device: its name, and the lock around the device.
 ///
 /// The type has `attach`, which takes a [`VirtioDma`] and gives a second one back, and `usage`.
-/// Registers of a transport on PCI are taken to be mapped where they are.
+/// Registers of a transport on PCI are taken to be mapped where they are, unless the device says
+/// otherwise ([`VirtioDma::with_registers`]).
 #[macro_export]
 macro_rules! hal {
     ($(#[$meta:meta])* $vis:vis struct $name:ident: $lock:ty;) => {
@@ -290,9 +384,8 @@ macro_rules! hal {
                 Self::slot().dma_dealloc(paddr)
             }
 
-            unsafe fn mmio_phys_to_virt(paddr: u64, _size: usize) -> ::core::ptr::NonNull<u8> {
-                let pointer = ::core::ptr::with_exposed_provenance_mut(paddr as usize);
-                ::core::ptr::NonNull::new(pointer).expect("registers are not at 0")
+            unsafe fn mmio_phys_to_virt(paddr: u64, size: usize) -> ::core::ptr::NonNull<u8> {
+                Self::slot().registers(paddr, size)
             }
 
             unsafe fn share(
@@ -308,7 +401,8 @@ macro_rules! hal {
                 buffer: ::core::ptr::NonNull<[u8]>,
                 direction: $crate::BufferDirection,
             ) {
-                Self::slot().unshare(paddr, buffer, direction);
+                // SAFETY: the caller promises the same.
+                unsafe { Self::slot().unshare(paddr, buffer, direction) }
             }
         }
     };

@@ -42,13 +42,13 @@ pub(super) struct Boot {
     pub(super) time: Time,
     /// Its memory, as QEMU writes sizes.
     pub(super) memory: &'static str,
-    /// More arguments of QEMU.
+    /// More arguments of QEMU. `IMAGE` in them is the file of which every boot has a copy.
     pub(super) qemu: &'static [&'static str],
     /// More of the kernel's command line.
     pub(super) cmdline: &'static str,
     /// The seconds after which it is given up.
     pub(super) seconds: u64,
-    /// The lines that its init runs first.
+    /// The lines that its init runs first. `SHA256` in them is what that file hashes to.
     pub(super) commands: &'static [&'static str],
     /// Whether it has QEMU, for a VM of its own.
     pub(super) nested: bool,
@@ -92,7 +92,18 @@ const NVME: &str = "bind 0000:00:05.0";
 const PEER: &str = "bind 0000:00:06.0";
 /// A function with a large BAR, and its device.
 const LARGE: &str = "bind 0000:00:07.0";
-const LARGE_DEVICE: [&str; 2] = ["-device", "pci-testdev,membar=1G,addr=07"];
+const LARGE_DEVICE: &str = "pci-testdev,membar=1G,addr=07";
+/// A disk of virtio, whose bytes are those of every boot's disk before anybody writes to it.
+const VIRTIO: &str = "bind 0000:00:08.0";
+const VIRTIO_DRIVE: &str = "file=IMAGE,if=none,id=virtio,format=raw,readonly=on";
+const VIRTIO_DEVICE: &str =
+    "virtio-blk-pci,drive=virtio,addr=08,disable-legacy=on,iommu_platform=on";
+pub(super) const WITH_VIRTIO: [&str; 4] = ["-drive", VIRTIO_DRIVE, "-device", VIRTIO_DEVICE];
+const WITH_BOTH: [&str; 6] =
+    ["-device", LARGE_DEVICE, "-drive", VIRTIO_DRIVE, "-device", VIRTIO_DEVICE];
+/// The block driver of virtio-drivers in a process, by each interface of the kernel.
+const VIRTIO_BY_VFIO: &str = "virtio_disk 0000:00:08.0 vfio SHA256";
+const VIRTIO_BY_IOMMUFD: &str = "virtio_disk 0000:00:08.0 iommufd SHA256";
 /// For memory of that kind, and of the kind whose pages are set aside when the kernel starts, which
 /// takes more memory than [`PLAIN`] has.
 const HUGEPAGES: &str = "hugepages 64";
@@ -127,21 +138,44 @@ pub(super) const BOOTS: &[Boot] = &[
     Boot {
         name: "type1",
         on: &[On::Stock],
-        qemu: &LARGE_DEVICE,
+        qemu: &WITH_BOTH,
         memory: "4G",
         cmdline: PAGE_OF_1G,
-        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES, DEVICE, VMM],
+        commands: &[
+            SOFT,
+            NVME,
+            PEER,
+            LARGE,
+            HUGEPAGES,
+            DEVICES,
+            DEVICE,
+            VMM,
+            VIRTIO,
+            VIRTIO_BY_VFIO,
+        ],
         backends: &["vfio"],
         ..PLAIN
     },
     Boot {
         name: "backends",
         on: &[On::Iommufd],
-        qemu: &LARGE_DEVICE,
+        qemu: &WITH_BOTH,
         memory: "4G",
         cmdline: PAGE_OF_1G,
         seconds: 600,
-        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES, VMM, VMM_BY_IOMMUFD],
+        commands: &[
+            SOFT,
+            NVME,
+            PEER,
+            LARGE,
+            HUGEPAGES,
+            DEVICES,
+            VMM,
+            VMM_BY_IOMMUFD,
+            VIRTIO,
+            VIRTIO_BY_VFIO,
+            VIRTIO_BY_IOMMUFD,
+        ],
         backends: &["vfio", "iommufd", "compat"],
         ..PLAIN
     },
@@ -149,7 +183,8 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "virtio-iommu",
         on: &[On::Newest],
         iommu: Iommu::Virtio,
-        commands: &[NVME, PEER, HUGEPAGES, DEVICES],
+        qemu: &WITH_VIRTIO,
+        commands: &[NVME, PEER, HUGEPAGES, DEVICES, VIRTIO, VIRTIO_BY_VFIO],
         backends: &["vfio"],
         ..PLAIN
     },
@@ -157,8 +192,9 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "virtio-iommu-backends",
         on: &[On::Iommufd],
         iommu: Iommu::Virtio,
+        qemu: &WITH_VIRTIO,
         seconds: 600,
-        commands: &[NVME, PEER, HUGEPAGES, DEVICES],
+        commands: &[NVME, PEER, HUGEPAGES, DEVICES, VIRTIO, VIRTIO_BY_IOMMUFD],
         backends: &["vfio", "iommufd"],
         ..PLAIN
     },
@@ -166,6 +202,7 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "arm",
         on: &[On::Arm],
         iommu: Iommu::Smmu,
+        qemu: &WITH_VIRTIO,
         seconds: 1500,
         commands: &[
             SOFT,
@@ -177,6 +214,8 @@ pub(super) const BOOTS: &[Boot] = &[
             DEVICES,
             "dmaspan map 64M --runs 1 --backend vfio:0000:00:05.0",
             "dmaspan-nvme read 0000:00:05.0 --backend vfio --blocks 16384 --out /dev/null",
+            VIRTIO,
+            VIRTIO_BY_VFIO,
         ],
         backends: &["vfio"],
         ..PLAIN
@@ -259,7 +298,7 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "unaligned-bar",
         on: &[On::Named(&["6.12", "6.16", "6.18"])],
         time: Time::Counted,
-        qemu: &LARGE_DEVICE,
+        qemu: &["-device", LARGE_DEVICE],
         seconds: 600,
         commands: &[LARGE, "settle 20", "dmaspan-guest measure bars"],
         ..PLAIN

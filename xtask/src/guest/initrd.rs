@@ -21,14 +21,15 @@ struct Program {
     place: &'static str,
 }
 
-const PROGRAMS: [Program; 4] = [
+const PROGRAMS: [Program; 5] = [
     Program { package: "dmaspan-guest", name: "dmaspan-guest", place: "bin/dmaspan-guest" },
     Program { package: "dmaspan-cli", name: "dmaspan", place: "bin/dmaspan" },
     Program { package: "dmaspan-nvme", name: "dmaspan-nvme", place: "bin/dmaspan-nvme" },
     Program { package: "dmaspan-vfio-ioctls", name: "guest_disk", place: "bin/guest_disk" },
+    Program { package: "dmaspan-virtio-drivers", name: "virtio_disk", place: "bin/virtio_disk" },
 ];
 /// Those that are examples of their packages; a guest begins with the first.
-const EXAMPLES: [&str; 2] = [INIT, "guest_disk"];
+const EXAMPLES: [&str; 3] = [INIT, "guest_disk", "virtio_disk"];
 const INIT: &str = "dmaspan-guest";
 
 /// What the shell is, too, under these names.

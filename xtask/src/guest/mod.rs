@@ -147,6 +147,8 @@ fn list() {
 struct Work {
     folder: PathBuf,
     program: PathBuf,
+    /// What the disk hashes to of which each guest has a copy.
+    hash: String,
     /// Arguments that end QEMU with this process.
     leash: &'static [&'static str],
     left_over: LeftOver,
@@ -161,8 +163,9 @@ impl Work {
             qemu::write_disk(&folder.join("disk.img"))
         };
         write().map_err(|error| cannot_write(&folder, &error))?;
+        let hash = crate::sha256(&folder.join("disk.img"))?;
         let leash = qemu::leash(&program);
-        Ok(Self { folder, program, leash, left_over })
+        Ok(Self { folder, program, hash, leash, left_over })
     }
 
     /// Runs the boots that were asked for, several at once, and says how each ended.
@@ -254,11 +257,17 @@ impl Work {
         let (initrd, disk) = (place("cpio"), place("img"));
         let nested = guest.nested.then_some(self.program.as_path());
         let (kernel, iommu) = (guest.kernel, guest.machine.iommu);
-        let archive = initrd::write(programs, kernel, iommu, &guest.commands, nested)?;
+        let lines: Vec<String> =
+            guest.commands.iter().map(|line| line.replace("SHA256", &self.hash)).collect();
+        let archive = initrd::write(programs, kernel, iommu, &lines, nested)?;
         fs::write(&initrd, archive).map_err(fail)?;
-        fs::copy(self.folder.join("disk.img"), &disk).map_err(fail)?;
+        let image = self.folder.join("disk.img");
+        fs::copy(&image, &disk).map_err(fail)?;
         let console = self.console(guest);
-        let mut arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
+        let arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
+        let image = image.display().to_string().replace(',', ",,");
+        let mut arguments: Vec<String> =
+            arguments.iter().map(|word| word.replace("IMAGE", &image)).collect();
         arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
         let (ran, report) = attempts(guest, &mut |begin| {
             let limits = Limits { begin, end: guest.limit };
@@ -320,11 +329,12 @@ impl<'r> Guest<'r> {
         }
     }
 
-    /// The controller is bound before the command, and the device with the BAR where there is one.
+    /// The controller is bound before the command, and the device with the BAR where there is one;
+    /// the disk of virtio is there for who binds it.
     /// Where instructions are counted, the kernel first ends what it does after it started.
     fn of_command(one: &'r OneCommand, kernel: &'r Ready) -> Self {
         let mut commands = vec!["bind 0000:00:05.0".to_owned()];
-        let mut extra = Vec::new();
+        let mut extra = boots::WITH_VIRTIO.map(str::to_owned).to_vec();
         if let Some(size) = &one.membar {
             let device = format!("pci-testdev,membar={size},addr=07");
             extra.extend(["-device".to_owned(), device]);

@@ -261,9 +261,8 @@ fn disk() -> Result<(PathBuf, String), String> {
     let logs = folder().join("logs");
     fs::create_dir_all(&logs).map_err(|error| cannot_write(&logs, &error))?;
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
-    let said = output_of(Command::new("sha256sum").arg(&path))?;
-    let hash = said.split_whitespace().next().ok_or("sha256sum says nothing")?;
-    Ok((path, hash.to_owned()))
+    let hash = crate::sha256(&path)?;
+    Ok((path, hash))
 }
 
 #[cfg(test)]

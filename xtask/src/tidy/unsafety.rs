@@ -154,10 +154,10 @@ const PARTS: [Part; 14] = [
     },
     Part {
         at: "adapters/virtio-drivers/src/",
-        declares: &[("lib.rs", "fn")],
+        declares: &[("", "fn")],
         promises: &[("lib.rs", "Hal")],
-        places: &["lib.rs"],
-        otherwise: "unsafe code of the adapter stands in `lib.rs`",
+        places: &["lib.rs", "mapped.rs", "copied.rs"],
+        otherwise: "unsafe code of the adapter stands in `lib.rs`, `mapped.rs` and `copied.rs`",
     },
     Part {
         at: "examples/kernel/src/",

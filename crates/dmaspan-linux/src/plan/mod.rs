@@ -65,12 +65,14 @@
 //!
 //! A part of what was mapped is unmapped by [`MappedRegions::unmap_part`]. Registers of devices are
 //! mapped for other devices by [`Mapper::map_bar`], and memory that a driver shares with its device
-//! for long, such as its queues, is allocated by [`Mapper::alloc`].
+//! for long, such as its queues, is allocated by [`Mapper::alloc`]. A driver that copies its
+//! buffers has a pool of a [`MappedBounce`].
 //!
 //! [`Memory`]: crate::Memory
 
 mod bars;
 mod book;
+mod bounce;
 mod error;
 pub mod forecast;
 mod leaves;
@@ -85,6 +87,7 @@ mod single;
 
 pub use bars::{MappedBar, MmioSpace};
 pub use book::{ListedMap, MapKind, MapState};
+pub use bounce::MappedBounce;
 pub use error::{MapError, NotUnmapped, PartError, PlanError, ScopeError, StillMapped};
 pub use mapped::MappedRegions;
 pub use mapper::{Mapper, MemorySpace};

@@ -2,6 +2,7 @@
 
 mod bars;
 mod blocks;
+mod bounce;
 mod container;
 mod failing;
 mod forecast;

@@ -1,96 +1,17 @@
-//! The `Hal` over a device behind a software IOMMU, whose frames are the heap.
-#![expect(clippy::cast_possible_truncation, reason = "addresses of this process are pointers")]
+//! The `Hal` shares, refuses and counts.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
+use dmaspan::Iova;
 use dmaspan::dma::{
-    AnyPool, Device, DeviceConfig, DmaConfig, DmaDomain, FrameBounce, FrameMemory, NoPool, Trust,
+    CoherentFrames, CoherentMemory, CoherentRequest, Device, DeviceConfig, Direct, NoCoherent,
+    NoPool, Trust,
 };
-use dmaspan::io_pgtable::{FrameAlloc, FrameTables, PageTable, TableShape, X86_64, X86_64Config};
-use dmaspan::iommu::Domain;
-use dmaspan::iommu::soft::{Bus, BusError, SoftDevice, SoftIommu};
-use dmaspan::platform::{Flag, OneThread};
-use dmaspan::swiotlb::{Pool, PoolConfig};
-use dmaspan::{Iova, PhysAddr, Promise};
+use dmaspan::platform::OneThread;
+use dmaspan::{PhysAddr, Span};
 use dmaspan_virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, VirtioDma, VirtioUsage, hal};
 
-struct Heap;
-
-fn layout(shape: TableShape) -> Layout {
-    Layout::from_size_align(1 << shape.lg2_size, 1 << shape.lg2_align).unwrap()
-}
-
-fn pointer(paddr: PhysAddr) -> NonNull<u8> {
-    NonNull::new(std::ptr::with_exposed_provenance_mut(paddr.get() as usize)).unwrap()
-}
-
-#[expect(unsafe_code, reason = "frames of the heap")]
-// SAFETY: 1. The heap gives each frame once, zeroed. 2. Physical addresses are the process's own.
-unsafe impl FrameAlloc for Heap {
-    type Lock = Flag;
-
-    fn allocate(&self, shape: TableShape) -> Option<PhysAddr> {
-        // SAFETY: the size is not 0.
-        let frames = NonNull::new(unsafe { alloc_zeroed(layout(shape)) })?;
-        Some(PhysAddr::new(frames.as_ptr().expose_provenance() as u64))
-    }
-
-    fn free(&self, _promise: Promise<'_>, frames: PhysAddr, shape: TableShape) {
-        // SAFETY: they were allocated above in this shape, and nobody uses them.
-        unsafe { dealloc(pointer(frames).as_ptr(), layout(shape)) }
-    }
-
-    fn pointer(&self, paddr: PhysAddr) -> NonNull<u8> {
-        pointer(paddr)
-    }
-}
-
-/// The memory of the process, as a device reaches it.
-struct Process;
-
-impl Bus for Process {
-    #[expect(unsafe_code, reason = "a device reaches memory by its address")]
-    fn read(&self, at: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
-        // SAFETY: tests map memory that they own, and the IOMMU lets nothing else through.
-        unsafe { pointer(at).copy_to_nonoverlapping(NonNull::from(&mut *buf).cast(), buf.len()) };
-        Ok(())
-    }
-
-    #[expect(unsafe_code, reason = "a device reaches memory by its address")]
-    fn write(&self, at: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
-        // SAFETY: as above.
-        unsafe { pointer(at).copy_from_nonoverlapping(NonNull::from(buf).cast(), buf.len()) };
-        Ok(())
-    }
-}
-
-type Iommu = SoftDevice<X86_64, Arc<FrameTables<Heap>>>;
-
-/// A device, and what reaches memory for it.
-fn device(trust: Trust) -> (VirtioDma, Iommu) {
-    with_pool(trust, NoPool)
-}
-
-/// The same, with slots for what may not be reached itself.
-fn with_pool(trust: Trust, pool: impl Into<AnyPool>) -> (VirtioDma, Iommu) {
-    let tables = Arc::new(FrameTables::new(Heap));
-    let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52)).unwrap(), tables).unwrap();
-    let iommu = SoftIommu::over(&table);
-    let reach = iommu.device(1);
-    let domain = Domain::new(table, iommu).unwrap();
-    let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap());
-    let config = DeviceConfig { trust, ..DeviceConfig::bits(40) };
-    let device = Device::erased(domain, pool, config).unwrap();
-    let device = device.with_coherent(Arc::new(FrameMemory::new(Arc::new(Heap))));
-    let find =
-        |buffer: NonNull<[u8]>| Some(buffer.cast::<u8>().as_ptr().expose_provenance() as u64);
-    #[expect(unsafe_code, reason = "the promise of a kernel")]
-    // SAFETY: physical addresses are the process's own; tests keep what they share.
-    let dma = unsafe { VirtioDma::new(device, find, |error| eprintln!("refused: {error}")) };
-    (dma, reach)
-}
+use crate::rig::{Process, copying, device, untrusted};
 
 #[repr(align(4096))]
 struct Page([u8; PAGE_SIZE]);
@@ -170,9 +91,7 @@ fn a_buffer_whose_neighbours_an_untrusted_device_would_reach_is_refused_without_
 #[test]
 fn a_device_that_tries_reaches_a_buffer_and_none_of_its_neighbours() {
     hal! { struct Disk: parking_lot::RawMutex; }
-    let slots = FrameBounce::new(Arc::new(Heap), 1 << 16, PhysAddr::new(u64::MAX)).unwrap();
-    let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), OneThread).unwrap());
-    let (dma, mut reach) = with_pool(Trust::Untrusted, pool);
+    let (dma, mut reach) = untrusted();
     Disk::attach(dma).unwrap();
     let mut page = Box::new(Page([7; PAGE_SIZE]));
     page.0[512..1024].fill(1);
@@ -219,4 +138,97 @@ fn queues_are_zeroed_pages_and_without_a_device_there_are_none() {
     let answer = unsafe { Disk::dma_dealloc(addr, start, 3) };
     assert_eq!((answer, Disk::usage()), (0, VirtioUsage::default()));
     assert!(reach.read(&Process, Iova::new(addr), &mut bytes).is_err());
+}
+
+#[test]
+fn a_buffer_that_is_copied_comes_back_with_what_the_device_wrote_and_is_out_of_its_reach() {
+    hal! { struct Disk: parking_lot::RawMutex; }
+    let (dma, mut reach) = copying(1 << 16);
+    Disk::attach(dma).unwrap();
+    // It lies anywhere, and nobody has pinned it.
+    let mut bytes = vec![7; 3000];
+    let addr =
+        share::<Disk>(NonNull::from(&mut bytes[1000..2000]), BufferDirection::DeviceToDriver);
+    assert_ne!(addr, 0);
+    reach.write(&Process, Iova::new(addr + 10), b"sector").unwrap();
+    // Until it is unshared, and after that, the device reaches the slot alone.
+    assert_eq!(bytes, [7; 3000]);
+    let buffer = NonNull::from(&mut bytes[1000..2000]);
+    unshare::<Disk>(addr, NonNull::from(&mut [0; 999][..]), BufferDirection::DeviceToDriver);
+    unshare::<Disk>(addr, buffer, BufferDirection::DriverToDevice);
+    assert_eq!(Disk::usage(), VirtioUsage { buffers: 1, queues: 0, refused: 2 });
+    unshare::<Disk>(addr, buffer, BufferDirection::DeviceToDriver);
+    reach.write(&Process, Iova::new(addr + 10), b"late!!").unwrap();
+    // What the device left alone is as it was.
+    assert_eq!(
+        &bytes[1000..1020],
+        b"\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07sector\x07\x07\x07\x07"
+    );
+    assert!(bytes[..1010].iter().chain(&bytes[1016..]).all(|&byte| byte == 7));
+    unshare::<Disk>(addr, NonNull::from(&mut bytes[1000..2000]), BufferDirection::DeviceToDriver);
+    assert_eq!(Disk::usage(), VirtioUsage { buffers: 0, queues: 0, refused: 3 });
+
+    // What a device may only read stays as the driver has it.
+    let addr = share::<Disk>(NonNull::from(&mut bytes[..500]), BufferDirection::DriverToDevice);
+    let mut seen = [0; 500];
+    reach.read(&Process, Iova::new(addr), &mut seen).unwrap();
+    assert_eq!(seen, [7; 500]);
+    reach.write(&Process, Iova::new(addr), &[9; 500]).unwrap();
+    unshare::<Disk>(addr, NonNull::from(&mut bytes[..500]), BufferDirection::DriverToDevice);
+    assert_eq!(bytes[..500], [7; 500]);
+}
+
+#[test]
+fn a_pool_that_is_full_refuses_and_serves_again_once_there_is_room() {
+    hal! { struct Disk: parking_lot::RawMutex; }
+    let (dma, mut reach) = copying(1 << 16);
+    Disk::attach(dma).unwrap();
+    let (queue, start) = Disk::dma_alloc(15, BufferDirection::Both);
+    assert!(queue != 0 && queue % 4096 == 0 && start.addr().get() % PAGE_SIZE == 0);
+    assert_eq!(Disk::dma_alloc(2, BufferDirection::Both).0, 0);
+    let mut page = vec![0; 2 * PAGE_SIZE];
+    let nowhere = share::<Disk>(NonNull::from(&mut page[..]), BufferDirection::DriverToDevice);
+    assert!(reach.read(&Process, Iova::new(nowhere), &mut [0]).is_err());
+    assert_eq!(Disk::usage(), VirtioUsage { buffers: 0, queues: 1, refused: 2 });
+    #[expect(unsafe_code, reason = "a driver of tests")]
+    // SAFETY: it is of `dma_alloc`, and nobody uses it.
+    let answer = unsafe { Disk::dma_dealloc(queue, start, 15) };
+    assert_eq!(answer, 0);
+    let addr = share::<Disk>(NonNull::from(&mut page[..]), BufferDirection::DriverToDevice);
+    assert!(reach.read(&Process, Iova::new(addr), &mut [0]).is_ok());
+    #[expect(unsafe_code, reason = "a driver of tests")]
+    // SAFETY: it is refused.
+    let answer = unsafe { Disk::dma_dealloc(queue, start, 15) };
+    assert_eq!((answer, Disk::usage().refused), (0, 3));
+}
+
+/// Coherent memory whose address is 0.
+struct AtZero;
+
+impl CoherentMemory for AtZero {
+    fn allocate(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent> {
+        let page = NonNull::from(&mut Box::leak(Box::new(Page([0; PAGE_SIZE]))).0);
+        let span = Span::new(PhysAddr::new(0), request.len.min(4096)).unwrap();
+        #[expect(unsafe_code, reason = "the page is leaked")]
+        // SAFETY: nobody else has the page, for ever.
+        Ok(unsafe { CoherentFrames::new(page.cast(), span, std::sync::Arc::new(())) })
+    }
+}
+
+#[test]
+fn address_0_is_given_to_nobody() {
+    hal! { struct Disk: parking_lot::RawMutex; }
+    let all = Span::new(PhysAddr::new(0), 1 << 40).unwrap();
+    let direct = std::sync::Arc::new(Direct::new(all, OneThread));
+    let device = Device::erased(direct, NoPool, DeviceConfig::bits(64)).unwrap();
+    let device = device.with_coherent(std::sync::Arc::new(AtZero));
+    #[expect(unsafe_code, reason = "no device is told")]
+    // SAFETY: the buffers stay, and nothing reaches them by the address.
+    let dma = unsafe { VirtioDma::new(device, |_| Some(0), |error| eprintln!("refused: {error}")) };
+    Disk::attach(dma).unwrap();
+    assert_eq!(Disk::dma_alloc(1, BufferDirection::Both).0, 0);
+    let mut page = Box::new(Page([0; PAGE_SIZE]));
+    let addr = share::<Disk>(NonNull::from(&mut page.0[..]), WAY);
+    assert_ne!(addr, 0);
+    assert_eq!(Disk::usage(), VirtioUsage { buffers: 0, queues: 0, refused: 2 });
 }

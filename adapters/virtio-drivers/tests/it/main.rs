@@ -1,0 +1,7 @@
+//! The `Hal`, and drivers of virtio-drivers over it.
+
+mod drivers;
+mod hal;
+mod model;
+mod rig;
+mod transport;

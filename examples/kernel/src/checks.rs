@@ -29,6 +29,7 @@ use crate::memory::{Shared, registers};
 use crate::net::NetHal;
 use crate::pci::{Function, Pci};
 use crate::plant::Plants;
+use crate::testdev::{self, TestDevice};
 use crate::{HEAP, Result, WORK, cpu, disk, net, nvme};
 
 /// Pairs of a map and an unmap that a CPU makes while commands of a disk are in flight, before it
@@ -221,6 +222,7 @@ impl Kernel {
     /// What may be done, and what must be refused first: the rest goes on after that.
     fn work(&mut self) -> Result<()> {
         self.try_edu()?;
+        self.try_testdev()?;
         self.read_disks()?;
         let hand_over = |device| NetHal::attach(virtio(device)).is_ok();
         let transport = self.virtio::<NetHal>(NETWORK, "virtio-net", hand_over)?;
@@ -299,26 +301,66 @@ impl Kernel {
         println!("edu: read and wrote a page that was mapped for it");
 
         page[0].store(7, Ordering::Relaxed);
-        self.expect_refused(&edu, addr, &page[0], "a page that was unmapped")?;
+        let write = |addr| edu.write(addr, 4);
+        self.expect_refused("edu", write, (addr, &page[0]), "a page that was unmapped")?;
         let secret = Shared::new(&self.memory.tables, 12)?;
         secret.words()[0].store(7, Ordering::Relaxed);
         let addr = secret.span().paddr().get();
-        self.expect_refused(&edu, addr, &secret.words()[0], "a page of the kernel")?;
+        self.expect_refused("edu", write, (addr, &secret.words()[0]), "a page of the kernel")?;
         let _memory = device.unmap(source).map_err(|failed| failed.error)?;
         Ok(())
     }
 
-    /// Tells edu to write where it may not.
-    fn expect_refused(&self, edu: &Edu, addr: u64, word: &AtomicU64, what: &str) -> Result<()> {
-        edu.write(addr, 4)?;
+    /// The same with another device, whose addresses have more bits than its driver says.
+    fn try_testdev(&mut self) -> Result<()> {
+        let is_it = |function: &Function| function.is(testdev::ID.0, testdev::ID.1);
+        let function = self.find("iommu-testdev", is_it)?;
+        let device = self.attach(&function, testdev::BITS, "testdev")?;
+        let testdev = TestDevice(registers(function.bars[0].0, function.bars[0].1));
+        let page = Shared::new(&self.memory.tables, 12)?;
+        let (word, paddr) = (&page.words()[0], page.span().paddr().get());
+        let mapping = device.map_single(page.memory(), Direction::FromDevice);
+        let mapping = mapping.map_err(|refused| refused.error)?;
+        let addr = mapping.addr().get();
+        if addr >> testdev::BITS != 0 {
+            return Err("testdev was given an address that it does not have".into());
+        }
+        if self.plants.mask {
+            testdev.write(addr | 1 << testdev::BITS, paddr, PAGE as u32);
+            self.expect_no_faults("testdev")?;
+        }
+        testdev.expect_written(addr, paddr, PAGE as u32)?;
+        self.expect_no_faults("testdev")?;
+        if word.load(Ordering::Relaxed) == 0 {
+            return Err("testdev's pattern is not there".into());
+        }
+        println!("testdev: wrote a page that was mapped for it");
+        let _memory = device.unmap(mapping).map_err(|failed| failed.error)?;
+        word.store(7, Ordering::Relaxed);
+        let write = |addr| {
+            testdev.write(addr, paddr, 4);
+            Ok(())
+        };
+        self.expect_refused("testdev", write, (addr, word), "a page that was unmapped")
+    }
+
+    /// Tells a device to write where it may not.
+    fn expect_refused(
+        &self,
+        name: &str,
+        write: impl Fn(u64) -> Result<()>,
+        (addr, word): (u64, &AtomicU64),
+        what: &str,
+    ) -> Result<()> {
+        write(addr)?;
         let refused = self.faults()?.reported;
         if word.load(Ordering::Relaxed) != 7 {
-            return Err(format!("edu wrote to {what}").into());
+            return Err(format!("{name} wrote to {what}").into());
         }
         if refused == 0 {
-            return Err(format!("edu did not write to {what}, and nobody was told why").into());
+            return Err(format!("{name} did not write to {what}, and nobody was told why").into());
         }
-        println!("edu: was refused to write to {what}");
+        println!("{name}: was refused to write to {what}");
         Ok(())
     }
 }

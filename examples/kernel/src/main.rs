@@ -11,7 +11,7 @@
 //! | `cpu/` | a machine: entry, address map, console, clock, the second CPU |
 //! | `firmware/`, `pci.rs` | what there is |
 //! | `memory.rs` | registers, and frames that the kernel's own drivers share with devices |
-//! | `disk.rs`, `nvme.rs`, `net.rs`, `edu.rs` | devices |
+//! | `disk.rs`, `nvme.rs`, `net.rs`, `edu.rs`, `testdev.rs` | devices |
 //! | `checks.rs`, `plant.rs` | what is tried, and what is done wrong on purpose |
 
 #![no_std]
@@ -39,6 +39,7 @@ mod net;
 mod nvme;
 mod pci;
 mod plant;
+mod testdev;
 
 use alloc::boxed::Box;
 use core::error::Error;

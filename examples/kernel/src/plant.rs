@@ -15,6 +15,8 @@ pub(crate) struct Plants {
     pub(crate) early: bool,
     /// A device writes more than it was given.
     pub(crate) limits: bool,
+    /// A device uses an address above those that its driver says it has.
+    pub(crate) mask: bool,
 }
 
 impl Plants {
@@ -26,6 +28,7 @@ impl Plants {
             stream: has("stream"),
             early: has("early"),
             limits: has("limits"),
+            mask: has("mask"),
         }
     }
 }

@@ -78,7 +78,8 @@ impl Boot<'_> {
                        -device nvme,drive=other,serial=1,addr=5 \
                        -netdev dgram,id=net,local.type=fd,local.str=0 \
                        -device virtio-net-pci,netdev=net,addr=6,disable-legacy=on,\
-                       iommu_platform=on,romfile=";
+                       iommu_platform=on,romfile= \
+                       -device iommu-testdev,addr=7";
         qemu.args(devices.split_whitespace());
         qemu.arg("-chardev").arg(format!("file,id=console,path={log}"));
         for drive in ["one", "other"] {

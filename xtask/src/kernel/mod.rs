@@ -84,7 +84,7 @@ const REFUSED: &str = "FAIL: firmware is refused, no device is let at memory";
 
 /// Boots with faults that are planted by the kernel's command line, what they are, and what the
 /// kernel has to say.
-const PLANTED: [(&str, &str, &str); 6] = [
+const PLANTED: [(&str, &str, &str); 7] = [
     (
         "plant=invalidation",
         "an invalidation that is left out",
@@ -100,6 +100,11 @@ const PLANTED: [(&str, &str, &str); 6] = [
         "plant=limits",
         "a device that writes more than it was given",
         "FAIL: edu did what it may, and the IOMMU refused",
+    ),
+    (
+        "plant=mask",
+        "a device that uses more bits than its mask has",
+        "FAIL: testdev did what it may, and the IOMMU refused",
     ),
     ("firmware=truncated", "half of what firmware says", REFUSED),
     ("firmware=nonsense", "nonsense that firmware says", REFUSED),
@@ -225,6 +230,9 @@ fn whole(ended: &boot::Ended, hash: &str) -> Result<(), String> {
         "edu: read and wrote a page that was mapped for it".to_owned(),
         "edu: was refused to write to a page that was unmapped".to_owned(),
         "edu: was refused to write to a page of the kernel".to_owned(),
+        "testdev: wrote a page that was mapped for it".to_owned(),
+        "fault: testdev: stream".to_owned(),
+        "testdev: was refused to write to a page that was unmapped".to_owned(),
         format!("network: {} echoes answered", echo::ECHOES),
     ];
     for line in &expected {
@@ -278,6 +286,9 @@ mod tests {
                         fault: edu: stream 3\nedu: read and wrote a page that was mapped for it\n\
                         edu: was refused to write to a page that was unmapped\n\
                         edu: was refused to write to a page of the kernel\n\
+                        testdev: wrote a page that was mapped for it\n\
+                        fault: testdev: stream 7\n\
+                        testdev: was refused to write to a page that was unmapped\n\
                         network: 3 echoes answered\nPASS\n";
 
     #[test]

@@ -1,0 +1,97 @@
+//! Types of dma-api over a device.
+
+use std::sync::atomic::Ordering;
+
+use dma_api::{DmaDirection, DmaError};
+use dmaspan::Iova;
+
+use crate::rig::{Process, REFUSED, device};
+
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+#[test]
+fn a_device_writes_a_slice_of_a_page_sees_none_of_the_rest_and_faults_after_the_drop() {
+    let (dma, ops, mut reach) = device(u64::MAX);
+    let mut page = Box::new(Page([7; 4096]));
+    page.0[100..612].fill(1);
+    let map =
+        dma.map_streaming_slice_for_device(&mut page.0[100..612], 1, DmaDirection::Bidirectional);
+    let map = map.unwrap();
+    let addr = map.dma_addr().as_u64();
+    assert_eq!(ops.live(), (1, 0));
+    let mut granule = vec![0; 4096];
+    reach.read(&Process, Iova::new(addr & !0xfff), &mut granule).unwrap();
+    assert!(!granule.contains(&7), "the device saw a neighbour");
+    reach.write(&Process, Iova::new(addr & !0xfff), &[9; 4096]).unwrap();
+    // Nothing is copied before the driver asks for it, and what it asks for only.
+    assert_eq!(map.read_cpu(0), Some(1));
+    map.complete_for_cpu(0..256);
+    assert_eq!(
+        (map.read_cpu(0), map.read_cpu(255), map.read_cpu(256)),
+        (Some(9), Some(9), Some(1))
+    );
+    drop(map);
+    assert_eq!(ops.live(), (0, 0));
+    assert!(reach.write(&Process, Iova::new(addr), b"late").is_err());
+    assert!(page.0[100..356].iter().all(|&byte| byte == 9));
+    assert!(page.0[356..612].iter().all(|&byte| byte == 1));
+    assert!(page.0[..100].iter().chain(&page.0[612..]).all(|&byte| byte == 7));
+}
+
+#[test]
+fn what_the_cpu_writes_to_a_mapping_is_seen_once_it_is_prepared() {
+    let (dma, _, mut reach) = device(u64::MAX);
+    let mut page = Box::new(Page([0; 4096]));
+    let mut map = dma.map_streaming_slice(&mut page.0[8..72], 1, DmaDirection::ToDevice).unwrap();
+    let mut seen = [0; 4];
+    map.copy_from_slice_cpu(b"packet");
+    reach.read(&Process, Iova::new(map.dma_addr().as_u64()), &mut seen).unwrap();
+    assert_eq!(&seen, &[0; 4]);
+    map.prepare_for_device(0..6);
+    reach.read(&Process, Iova::new(map.dma_addr().as_u64()), &mut seen).unwrap();
+    assert_eq!(&seen, b"pack");
+    assert!(reach.write(&Process, Iova::new(map.dma_addr().as_u64()), b"no").is_err());
+}
+
+#[test]
+fn rings_are_zeroed_memory_of_both_until_they_are_dropped() {
+    let (dma, ops, mut reach) = device(u64::MAX);
+    let mut ring = dma.coherent_array_zero_with_align::<u64>(512, 4096).unwrap();
+    let addr = ring.dma_addr().as_u64();
+    assert_eq!((addr % 4096, ops.live()), (0, (0, 1)));
+    ring.set_cpu(3, 0x0102_0304);
+    let mut seen = [1; 8];
+    reach.read(&Process, Iova::new(addr + 24), &mut seen).unwrap();
+    assert_eq!(u64::from_le_bytes(seen), 0x0102_0304);
+    reach.write(&Process, Iova::new(addr + 8), &5u64.to_le_bytes()).unwrap();
+    assert_eq!((ring.read_cpu(1), ring.read_cpu(2)), (Some(5), Some(0)));
+    drop(ring);
+    assert_eq!(ops.live(), (0, 0));
+    assert!(reach.read(&Process, Iova::new(addr), &mut seen).is_err());
+}
+
+#[test]
+fn what_a_driver_cannot_use_is_given_back() {
+    // No address is so low: the crate looks, and ends the mapping.
+    let (dma, ops, _) = device(0x10);
+    let mut page = Box::new(Page([0; 4096]));
+    let map = dma.map_streaming_slice(&mut page.0, 1, DmaDirection::ToDevice);
+    assert!(matches!(map, Err(DmaError::DmaMaskNotMatch { .. })));
+    assert!(dma.coherent_array_zero::<u8>(4096).is_err());
+    assert_eq!(ops.live(), (0, 0));
+    // More than there are slots for is refused, and told.
+    let (dma, ops, _) = device(u64::MAX);
+    let before = REFUSED.load(Ordering::Relaxed);
+    let mut pages: Vec<_> = (0..64).map(|_| Box::new(Page([0; 4096]))).collect();
+    let maps: Vec<_> = pages
+        .iter_mut()
+        .map(|page| dma.map_streaming_slice(&mut page.0[1..], 1, DmaDirection::ToDevice))
+        .collect();
+    let refused = maps.iter().filter(|map| matches!(map, Err(DmaError::NoMemory))).count();
+    assert!(refused > 0 && refused < 64, "{refused} of 64 were refused");
+    assert_eq!(REFUSED.load(Ordering::Relaxed) - before, u32::try_from(refused).unwrap());
+    assert_eq!(ops.live().0, 64 - refused);
+    drop(maps);
+    assert_eq!(ops.live(), (0, 0));
+}

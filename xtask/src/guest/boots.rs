@@ -295,6 +295,26 @@ pub(super) const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
+        name: "large-folios",
+        on: &[On::Named(&["6.17", "6.18"])],
+        time: Time::Counted,
+        memory: "10G",
+        seconds: 1800,
+        commands: &[NVME, "settle 20", "dmaspan-guest measure folios"],
+        ..PLAIN
+    },
+    Boot {
+        name: "registered-buffers",
+        on: &[On::Named(&["6.1", "6.12"])],
+        time: Time::Counted,
+        // Commands of up to 2 MiB.
+        qemu: &["-global", "nvme.mdts=9"],
+        cmdline: "intel_iommu=off",
+        seconds: 900,
+        commands: &["hugepages 300", "settle 20", REGISTERED],
+        ..PLAIN
+    },
+    Boot {
         name: "unaligned-bar",
         on: &[On::Named(&["6.12", "6.16", "6.18"])],
         time: Time::Counted,
@@ -326,6 +346,8 @@ pub(super) const BOOTS: &[Boot] = &[
 
 /// One with a BAR as long as that of the series.
 const BAR_OF_32G: &[&str] = &["-device", "pci-testdev,membar=32G,addr=07"];
+/// What reads and writes the disk by registered buffers: it runs `dmaspan-bench`.
+pub(super) const REGISTERED: &str = "dmaspan-guest measure registered";
 /// What maps contiguous pages by requests of VFIO.
 const TABLES: &[&str] = &[NVME, "hugepages 8", "settle 20", "dmaspan-guest measure tables"];
 /// What reads and writes the disk by the kernel's own driver, with more CPUs than others have.

@@ -1,4 +1,4 @@
-//! What guests of several kernels measured, beside each other.
+//! A table of figures from guests of several kernels.
 
 use super::boots::Boot;
 use super::log::Figure;
@@ -44,12 +44,16 @@ fn shown(figure: &Figure) -> String {
 
 /// Three digits, or all of a whole part that has more.
 fn digits(number: f64) -> String {
-    let decimals = match number.abs() {
-        size if size >= 100.0 => 0,
-        size if size >= 10.0 => 1,
-        size if size >= 1.0 => 2,
-        _ => 3,
-    };
+    let mut decimals = 2;
+    let mut scaled = number.abs();
+    while scaled >= 10.0 && decimals > 0 {
+        scaled /= 10.0;
+        decimals -= 1;
+    }
+    while scaled < 1.0 && scaled > 0.0 {
+        scaled *= 10.0;
+        decimals += 1;
+    }
     format!("{number:.decimals$}")
 }
 
@@ -71,5 +75,7 @@ mod tests {
         assert_eq!(words(&lines[3]), "b 2.00 µs -");
         assert_eq!(lines.len(), 4);
         assert_eq!(table(boot, &[("6.1", &[])]), Vec::<String>::new());
+        let shown = [0.000_147, 0.0, 9.994, 12.34, 134_173.4].map(digits);
+        assert_eq!(shown, ["0.000147", "0.00", "9.99", "12.3", "134173"]);
     }
 }

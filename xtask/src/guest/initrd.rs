@@ -21,6 +21,15 @@ struct Program {
     place: &'static str,
 }
 
+/// Which programs guests have beside the usual ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// The benchmarks.
+    pub(super) benchmarks: bool,
+    /// Tests, of Arm alone.
+    pub(super) tests: bool,
+}
+
 const PROGRAMS: [Program; 5] = [
     Program { package: "dmaspan-guest", name: "dmaspan-guest", place: "bin/dmaspan-guest" },
     Program { package: "dmaspan-cli", name: "dmaspan", place: "bin/dmaspan" },
@@ -28,6 +37,8 @@ const PROGRAMS: [Program; 5] = [
     Program { package: "dmaspan-vfio-ioctls", name: "guest_disk", place: "bin/guest_disk" },
     Program { package: "dmaspan-virtio-drivers", name: "virtio_disk", place: "bin/virtio_disk" },
 ];
+const BENCHMARKS: Program =
+    Program { package: "dmaspan-bench", name: "dmaspan-bench", place: "bin/dmaspan-bench" };
 /// Those that are examples of their packages; a guest begins with the first.
 const EXAMPLES: [&str; 3] = [INIT, "guest_disk", "virtio_disk"];
 const INIT: &str = "dmaspan-guest";
@@ -50,7 +61,9 @@ pub(super) struct Programs {
 /// # Errors
 ///
 /// What failed, in one line; cargo has said more by then.
-pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
+pub(super) fn programs(cpu: Cpu, target: &Path, wanted: Wanted) -> Result<Programs, String> {
+    let Wanted { benchmarks, tests } = wanted;
+    let wanted = || PROGRAMS.iter().chain(benchmarks.then_some(&BENCHMARKS));
     let mut build = cargo(&["build", "--quiet", "--release", "--target-dir"]);
     build.arg(target);
     let triple = match cpu {
@@ -61,7 +74,7 @@ pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
         Cpu::Arm => cross::for_arm64(&mut build)?,
     };
     build.args(["--target", triple]);
-    for Program { package, .. } in &PROGRAMS {
+    for Program { package, .. } in wanted() {
         build.args(["-p", package]);
     }
     build.arg("--bins");
@@ -72,7 +85,7 @@ pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
     crate::run(&mut build).map_err(|why| format!("its programs cannot be built: {why}"))?;
     let built = target.join(triple).join("release");
     let mut programs = Programs::default();
-    for Program { name, place, .. } in PROGRAMS {
+    for &Program { name, place, .. } in wanted() {
         let folder = if EXAMPLES.contains(&name) { built.join("examples") } else { built.clone() };
         let program = read(&folder.join(name))?;
         if name == INIT {
@@ -80,7 +93,7 @@ pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
         }
         programs.own.push((place, program));
     }
-    if cpu == Cpu::Arm {
+    if cpu == Cpu::Arm && tests {
         programs.tests = cross::tests_for_guests()?;
     }
     Ok(programs)

@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use boots::{BOOTS, Boot, Iommu};
-use initrd::Programs;
+use boots::{BOOTS, Boot, Iommu, REGISTERED};
+use initrd::{Programs, Wanted};
 use kernels::{Cpu, KERNELS, Ready};
 use log::Report;
 use options::{Action, LeftOver, OneCommand};
@@ -106,7 +106,7 @@ fn check(options: &Options) -> Checked {
         if ready.is_empty() {
             continue;
         }
-        let programs = initrd::programs(cpu, &work.folder.join("build"))?;
+        let programs = initrd::programs(cpu, &work.folder.join("build"), options.programs())?;
         match &options.action {
             Action::Command(one) => work.run_command(one, &ready, &programs)?,
             _ => work.run_boots(options, &ready, &programs)?,
@@ -119,6 +119,28 @@ fn check(options: &Options) -> Checked {
 }
 
 impl Options {
+    /// The programs that its guests run.
+    fn programs(&self) -> Wanted {
+        let runs = |word: &str| match &self.action {
+            Action::Command(one) => one.line.starts_with(word),
+            _ => {
+                let mut lines =
+                    BOOTS.iter().filter(|boot| self.asks(boot)).flat_map(|boot| boot.commands);
+                lines.any(|line| line.starts_with(word))
+            }
+        };
+        let benchmarks = runs("dmaspan-bench") || runs(REGISTERED);
+        Wanted { benchmarks, tests: runs("tests-") }
+    }
+
+    /// Whether a boot is to run.
+    fn asks(&self, boot: &Boot) -> bool {
+        match self.boots.is_empty() {
+            true => boot.named().next().is_none(),
+            false => self.boots.iter().any(|name| name == boot.name),
+        }
+    }
+
     /// What is said where something cannot run here: boots are skipped, and a command that somebody
     /// wanted to run has failed.
     fn cannot(&self, why: String) -> Checked {
@@ -175,10 +197,7 @@ impl Work {
         kernels: &[Ready],
         programs: &Programs,
     ) -> Result<(), String> {
-        let wanted = |boot: &&Boot| match options.boots.is_empty() {
-            true => boot.named().next().is_none(),
-            false => options.boots.iter().any(|name| name == boot.name),
-        };
+        let wanted = |boot: &&Boot| options.asks(boot);
         let mut guests = Vec::new();
         for boot in BOOTS.iter().filter(wanted) {
             let kernels = kernels.iter().filter(|ready| ready.kernel.is_one_of(boot.on));

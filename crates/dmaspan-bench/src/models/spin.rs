@@ -2,15 +2,35 @@
 //! none.
 
 use std::hint;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dmaspan::Platform;
 use dmaspan_linux::UserPlatform;
 use parking_lot::lock_api::{GuardSend, RawMutex};
 
+/// How often somebody found a lock held and waited for it.
+static WAITS: AtomicU64 = AtomicU64::new(0);
+
+/// How often a lock of this kind was waited for so far, in all of the process.
+pub(crate) fn waits() -> u64 {
+    WAITS.load(Ordering::Relaxed)
+}
+
 /// A lock whose waiters look at it until it is free.
 #[derive(Debug)]
 pub(crate) struct SpinLock(AtomicBool);
+
+impl SpinLock {
+    #[cold]
+    fn wait(&self) {
+        WAITS.fetch_add(1, Ordering::Relaxed);
+        while !self.try_lock() {
+            while self.0.load(Ordering::Relaxed) {
+                hint::spin_loop();
+            }
+        }
+    }
+}
 
 #[expect(unsafe_code, reason = "lock_api's trait for locks")]
 // SAFETY: the exchange that finds the lock free and takes it is one operation, so that one thread
@@ -22,10 +42,8 @@ unsafe impl RawMutex for SpinLock {
 
     #[inline]
     fn lock(&self) {
-        while !self.try_lock() {
-            while self.0.load(Ordering::Relaxed) {
-                hint::spin_loop();
-            }
+        if !self.try_lock() {
+            self.wait();
         }
     }
 
@@ -75,6 +93,14 @@ mod tests {
         assert_eq!(*count.lock(), 4000);
         let held = count.lock();
         assert!(count.try_lock().is_none());
-        drop(held);
+        let before = waits();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| *count.lock());
+            while waits() == before {
+                thread::yield_now();
+            }
+            drop(held);
+            assert_eq!(other.join().unwrap(), 4000);
+        });
     }
 }

@@ -45,6 +45,9 @@ With --format json each row has
   patches             of reads and writes, for lock, bitmap, order and all: ns,
                       cpu_ns, kiops and mbps
   area_high_water     bytes that each area of now held at most
+  waits, vanilla_waits
+                      with --oversubscribe how often a lock was waited for in a
+                      million I/Os
 and where instructions can be counted instructions and vanilla_instructions, of
 an I/O. growth has the CPU time of an I/O of the most jobs by that of one.";
 

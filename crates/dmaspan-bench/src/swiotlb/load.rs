@@ -9,6 +9,7 @@ use super::plan::{Case, Order};
 use super::work::{Bounces, Buffers};
 use crate::crew::{self, Gate};
 use crate::failed::Failed;
+use crate::models::spin;
 use crate::time::{Meter, Series, Took};
 
 /// A thread that maps buffers of its own and unmaps them. It shares no cache line with others, whom
@@ -106,6 +107,8 @@ impl<W: Bounces> Job<'_, W> {
 pub(crate) struct Measured {
     pub(crate) ns: Series,
     pub(crate) cpu_ns: Series,
+    /// How often a lock was waited for, where locks spin.
+    pub(crate) waits: Series,
     /// None where they were not counted.
     pub(crate) instructions: Series,
 }
@@ -128,8 +131,10 @@ pub(crate) fn turn(
     };
     let mut jobs: Vec<_> = (0..case.threads).map(job).collect();
     let work = |job: &mut Job<'_, _>, gate: &Gate, stop: &AtomicBool| job.work(gate, stop);
+    let waits = spin::waits();
     let did = crew::for_a_while(jobs.iter_mut(), length, work)?;
     let ios = did.iter().map(|did| did.0).sum();
+    measured.waits.add(spin::waits() - waits, ios);
     measured.ns.add(did.iter().map(|did| did.1.ns()).sum(), ios);
     measured.cpu_ns.add(did.iter().map(|did| did.1.cpu_ns).sum(), ios);
     let instructions: Option<u64> = did.iter().map(|did| did.1.instructions).sum();

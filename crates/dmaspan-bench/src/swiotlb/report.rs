@@ -124,6 +124,11 @@ pub(super) fn row(
         );
         fields.and([("patches", patches.clone())])
     };
+    let waits = |way: &Measured| Value::from(rounded(way.waits.each() * 1e6));
+    let fields = match plan.oversubscribed {
+        true => fields.and([("vanilla_waits", waits(vanilla)), ("waits", waits(now))]),
+        false => fields,
+    };
     let instructions = |way: &Measured| way.instructions.counted().map(rounded);
     let fields = fields.some("vanilla_instructions", instructions(vanilla));
     beside_series(fields.some("instructions", instructions(now)), case, plan)
@@ -180,6 +185,9 @@ const CPUS: &[Column] = &[
     (PATCHES[3], CPU_OF[3], fine_time),
     ("now", "cpu_ns", fine_time),
 ];
+
+/// How often a lock was waited for, of a million I/Os.
+const WAITS: &[Column] = &[("vanilla", "vanilla_waits", whole), ("now", "waits", whole)];
 
 /// What the series measured, beside the CPUs that jobs had here.
 const SERIES: &[Column] = &[
@@ -300,7 +308,9 @@ pub(super) fn report(plan: &Plan, rows: Vec<Fields>) -> Report {
     growth.iter().for_each(|growth| report.say(&scaling(growth)));
     report.tabulate("kIOPS", KIOPS, |row| row.knows("patches"));
     report.tabulate("CPU of an I/O", CPUS, |row| row.knows("patches"));
-    if !plan.oversubscribed {
+    if plan.oversubscribed {
+        report.tabulate("waits for a lock in a million I/Os", WAITS, |row| row.is(".queue"));
+    } else {
         report.tabulate("", TIMES_OF, |row| !row.is(".queue"));
     }
     if uncounted.is_none() {

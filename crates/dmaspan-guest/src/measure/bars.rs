@@ -1,5 +1,5 @@
-//! What VFIO type1 takes to map the registers of a device: by the leaves of the CPU's tables from
-//! Linux 6.15 on, where the process has them at an address that leaves fit.
+//! The cost of mapping the registers of a device by VFIO type1: by the leaves of the CPU's tables
+//! from Linux 6.15 on, where the process has them at an address that leaves fit.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

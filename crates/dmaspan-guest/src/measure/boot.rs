@@ -1,4 +1,4 @@
-//! What a VM's boot asks VFIO for, asked again of this kernel.
+//! The requests that a VM's boot makes of VFIO, made again of this kernel.
 //!
 //! `boot.txt` has the requests of a QEMU whose VM has a device with a BAR of 32 GiB, one after the
 //! other, and says how they were recorded. QEMU maps the VM's memory for the device, and

@@ -1,4 +1,4 @@
-//! What this guest's kernel takes for what the five series for Linux are about.
+//! Measurements of this guest's kernel, of all that the five series for Linux are about.
 //!
 //! Each figure is a line `guest: figure NUMBER UNIT NAME`: `cargo xtask guest` puts those of
 //! several kernels beside each other. Where instructions are counted a nanosecond is one of them.
@@ -6,7 +6,9 @@
 mod bars;
 mod boot;
 mod bounce;
+mod folios;
 mod raw;
+mod registered;
 mod tables;
 mod vm;
 
@@ -26,6 +28,8 @@ pub(crate) fn run(name: &str) -> Option<ExitCode> {
         "bars" => bars::measure(),
         "boot" => boot::measure(),
         "vm" => vm::measure(),
+        "folios" => folios::measure(),
+        "registered" => registered::measure(),
         "bounce" => bounce::measure(),
         _ => return None,
     };

@@ -1,4 +1,4 @@
-//! What a page more costs in the tables of the kernel's IOMMU: `map_pages` of Linux 5.15.
+//! The cost of a page more in the tables of the kernel's IOMMU: `map_pages` of Linux 5.15.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,8 +4,8 @@
 //! commands and powers off. Called by a command of that list it runs [`cases`], which need VFIO and
 //! a device behind an IOMMU, or measures the kernel ([`measure`]).
 //!
-//! The book has what the cases found ([real kernels]); `cargo xtask book` builds the book beside these
-//! pages.
+//! The book has what the cases found ([real kernels]); `cargo xtask book` builds the book beside
+//! these pages.
 //!
 //! [real kernels]: ../book/measured.html
 //!

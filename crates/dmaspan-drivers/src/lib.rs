@@ -41,6 +41,7 @@ pub mod firmware;
 pub mod riscv;
 pub mod vtd;
 
+mod blocks;
 mod error;
 mod faults;
 mod host;

@@ -112,6 +112,8 @@ struct State {
     seen: Vec<Vec<u64>>,
     doorbells: u64,
     edit: Option<Edit>,
+    /// A register, and bits that it has besides.
+    also: Option<(u64, u64)>,
 }
 
 impl Tap {
@@ -123,6 +125,16 @@ impl Tap {
     /// Changes commands from now on, or no more.
     pub fn set_edit(&self, edit: Option<Edit>) {
         self.state.lock().edit = edit;
+    }
+
+    /// Gives the register of 64 bits at `offset` more bits than hardware has: for a driver that is
+    /// to use what the model lacks, by commands which an edit makes those of the model.
+    pub fn set_also(&self, offset: u64, bits: u64) {
+        self.state.lock().also = Some((offset, bits));
+    }
+
+    fn also(&self, offset: u64) -> u64 {
+        self.state.lock().also.filter(|also| also.0 == offset).map_or(0, |also| also.1)
     }
 
     /// The commands that passed since the last call, as the driver made them.
@@ -143,7 +155,9 @@ impl Tap {
 
     fn placed(&self, value: u64) {
         let mut state = self.state.lock();
-        let State { ring: Some(ring), next, seen, doorbells, edit } = &mut *state else { return };
+        let State { ring: Some(ring), next, seen, doorbells, edit, .. } = &mut *state else {
+            return;
+        };
         let end = (self.queue.end)(value, *ring);
         if *next != end {
             *doorbells += 1;
@@ -181,7 +195,7 @@ impl Mmio for Tap {
     }
 
     fn read64(&self, offset: u64) -> u64 {
-        self.registers.read64(offset)
+        self.registers.read64(offset) | self.also(offset)
     }
 
     fn write64(&self, offset: u64, value: u64) {

@@ -141,12 +141,7 @@ const COMMANDS: &[Entry] = &[
              code=$?; rm -r \"$there\"; exit $code",
         ),
     ),
-    entry(
-        "DMASPAN_COST_PAGES=262144 cargo test --release -p dmaspan-qemu --test it cost -- \
-         --nocapture",
-        TESTS,
-        AsIs,
-    ),
+    entry("cargo test -p dmaspan-qemu --test it cost -- --nocapture", TESTS, AsIs),
     entry("cargo test -p dmaspan-drivers --test arm_smmu", TESTS, TESTS),
     entry("cargo run --release -p dmaspan-sim --example packets -- 1000000", TESTS, AsIs),
     entry("cargo run -p dmaspan-sim --example virtio_blk", TESTS, AsIs),

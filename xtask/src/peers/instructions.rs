@@ -1,5 +1,5 @@
-//! How many instructions both sides execute for the same operations, which no other program on the
-//! machine changes.
+//! Counts of the instructions that both sides execute for the same operations, which no other
+//! program on the machine changes.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -5,10 +5,11 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::iommu::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
-use dmaspan::{IovaRange, PhysAddr, Promise, lg2};
+use dmaspan::{IovaRange, PhysAddr, Promise};
 
 use super::AmdVi;
 use super::spec::{Command, Walks, device_entry};
+use crate::blocks::blocks;
 use crate::host::Host;
 use crate::mmio::Mmio;
 
@@ -33,7 +34,7 @@ impl<R: Mmio, H: Host> AmdViOps<R, H> {
     /// The commands that make hardware forget a range: see [`blocks`].
     fn forget(&self, range: IovaRange, walks: Walks) -> impl Iterator<Item = Command> {
         let domain = self.domain;
-        let commands = blocks(range).into_iter().flatten();
+        let commands = blocks(range);
         commands.map(move |(iova, lg2)| Command::invalidate_pages(domain, iova, lg2, walks))
     }
 }
@@ -41,28 +42,6 @@ impl<R: Mmio, H: Host> AmdViOps<R, H> {
 /// The most ranges that are named: with two blocks each and a COMPLETION_WAIT they go into the
 /// command buffer as one batch.
 const MAX_RANGES: usize = 8;
-
-/// One or two aligned blocks, each a power of two, that cover a range with less than twice its
-/// bytes: address and log2 of the size.
-///
-/// One block, if the one around the range is small enough. If not, the range is cut at the address
-/// in it with the highest alignment, to which the blocks of both parts reach.
-fn blocks(range: IovaRange) -> [Option<(u64, u32)>; 2] {
-    let (start, last) = (range.start().get(), range.last().get());
-    let around = u64::BITS - (start ^ last).leading_zeros();
-    let Some(half) = around.checked_sub(1) else { return [Some((start, 0)), None] };
-    if last - start >= lg2::size(half) {
-        return [Some((start, around)), None];
-    }
-    // The highest bit that differs is set in the last address alone, so the cut is behind `start`.
-    let cut = lg2::align_down(last, half);
-    [Some((start, lg2_of(cut - start))), Some((cut, lg2_of(last - cut + 1)))]
-}
-
-/// log2 of the least power of two that is not smaller.
-fn lg2_of(bytes: u64) -> u32 {
-    u64::BITS - bytes.saturating_sub(1).leading_zeros()
-}
 
 #[expect(unsafe_code, reason = "the contract with a domain")]
 // SAFETY: 1. INVALIDATE_IOMMU_PAGES covers the scope, with directory entries where tables were
@@ -163,54 +142,5 @@ impl<R: Mmio, H: Host> Drop for AmdViOps<R, H> {
 impl<R: Mmio, H: Host> fmt::Debug for AmdViOps<R, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmdViOps").field("domain", &self.domain).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use dmaspan::Iova;
-
-    use super::*;
-
-    fn of(start: u64, last: u64) -> alloc::vec::Vec<(u64, u32)> {
-        let range = IovaRange::new(Iova::new(start), Iova::new(last)).unwrap();
-        blocks(range).into_iter().flatten().collect()
-    }
-
-    #[test]
-    fn an_aligned_power_of_two_is_one_block() {
-        for lg2 in 12..64 {
-            let size = lg2::size(lg2);
-            assert_eq!(of(0, size - 1), [(0, lg2)]);
-            assert_eq!(of(!(size - 1), u64::MAX), [(!(size - 1), lg2)]);
-        }
-        assert_eq!(of(0, u64::MAX), [(0, 64)]);
-    }
-
-    #[test]
-    fn a_range_is_covered_by_less_than_twice_its_bytes() {
-        let pages = [0u64, 1, 2, 3, 5, 7, 8, 511, 512, 513, 0x3_ffff, 0x4_0001, (1 << 52) - 9];
-        for start in pages {
-            for count in pages.map(|n| n + 1) {
-                let Some(end) = start.checked_add(count).filter(|&end| end <= 1 << 52) else {
-                    continue;
-                };
-                let (first, last) = (start << 12, ((end - 1) << 12) + 0xfff);
-                let blocks = of(first, last);
-                let bytes = |&(_, lg2): &(u64, u32)| 1u128 << lg2;
-                let total: u128 = blocks.iter().map(bytes).sum();
-                assert!(total < u128::from(count) << 13, "{first:#x} {last:#x} {blocks:x?}");
-                let covers = |address: u64| {
-                    blocks.iter().any(|&(iova, lg2)| {
-                        lg2::align_down(iova, lg2) == lg2::align_down(address, lg2)
-                    })
-                };
-                let step = (count / 64).max(1);
-                for page in (start..end).step_by(usize::try_from(step).unwrap()) {
-                    assert!(covers(page << 12), "{first:#x} {last:#x} {page:#x} {blocks:x?}");
-                }
-                assert!(covers(last));
-            }
-        }
     }
 }

@@ -9,8 +9,9 @@ use dmaspan::iommu::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Ta
 use dmaspan::{IovaRange, PhysAddr};
 
 use super::RiscvIommu;
-use super::spec::{Command, at, inval_gscid, inval_pscid};
+use super::spec::{Capabilities, Command, at, in_block, inval_gscid, inval_pscid, with_tables};
 use crate::Mmio;
+use crate::blocks::blocks;
 use crate::error::Error;
 use crate::host::Host;
 
@@ -106,18 +107,37 @@ struct Addresses {
 }
 
 impl Addresses {
+    fn none(forget: Command) -> Self {
+        Self { commands: [forget; MOST_ADDRESSES], len: 0 }
+    }
+
+    /// `None` where there is no place.
+    fn push(&mut self, command: Command) -> Option<()> {
+        *self.commands.get_mut(self.len)? = command;
+        self.len += 1;
+        Some(())
+    }
+
     /// One for each page of the ranges; `None` where there are too many.
-    fn new(forget: Command, ranges: &[IovaRange]) -> Option<Self> {
-        let mut addresses = Self { commands: [forget; MOST_ADDRESSES], len: 0 };
+    fn pages(forget: Command, ranges: &[IovaRange]) -> Option<Self> {
+        let mut addresses = Self::none(forget);
         for range in ranges {
             let first = range.start().get() >> STEP_LG2;
             let pages = (range.last().get() >> STEP_LG2) - first;
             for page in 0..=pages.min(MOST_ADDRESSES as u64) {
                 // There is no place for the page behind the last one.
-                let command = addresses.commands.get_mut(addresses.len)?;
-                *command = at(forget, (first + page) << STEP_LG2);
-                addresses.len += 1;
+                addresses.push(at(forget, (first + page) << STEP_LG2))?;
             }
+        }
+        Some(addresses)
+    }
+
+    /// One or two for each range, for hardware that forgets blocks; `None` where there are too
+    /// many.
+    fn blocks(forget: Command, ranges: &[IovaRange]) -> Option<Self> {
+        let mut addresses = Self::none(forget);
+        for (address, lg2) in ranges.iter().flat_map(|&range| blocks(range)) {
+            addresses.push(in_block(forget, address, lg2))?;
         }
         Some(addresses)
     }
@@ -127,11 +147,33 @@ impl Addresses {
     }
 }
 
+impl<R: Mmio, H: Host> RiscvOps<R, H> {
+    /// The commands that name what is to be forgotten; `None` where all of the address space is.
+    fn named(&self, what: &Invalidation<'_>) -> Option<Addresses> {
+        let has = self.iommu.features().capabilities;
+        let forget = match what.tables {
+            Tables::Kept => self.space.tag.forget(),
+            Tables::Detached if has.contains(Capabilities::NL) => {
+                with_tables(self.space.tag.forget())
+            }
+            Tables::Detached => return None,
+        };
+        match what.scope {
+            Scope::All => None,
+            Scope::Ranges(ranges) if has.contains(Capabilities::S) => {
+                Addresses::blocks(forget, ranges)
+            }
+            Scope::Ranges(ranges) => Addresses::pages(forget, ranges),
+        }
+    }
+}
+
 #[expect(unsafe_code, reason = "the promise of invalidation hooks")]
 // SAFETY: 1. All streams that translate through the address space have its PSCID or GSCID in
 // their context, and the commands name that number: with AV=0 they make hardware forget all that it
-// took from tables of any level, with AV=1 what it took from the leaves at an address, of which
-// each page of each range is named; tables that were detached are forgotten with AV=0 alone. A
+// took from tables of any level, with AV=1 what it took from the leaves at an address, and with NL
+// from tables of any level there. Each page of each range is named by itself, or lies in a block
+// that is (S). Where hardware has no NL, tables that were detached are forgotten with AV=0 alone. A
 // context may be switched meanwhile: translations are found by the number that was in it. `run`
 // returns `Ok` only when a fence behind the commands was passed, which has PR and PW: every access
 // that was processed before is seen by everybody. The CPU's stores to the tables are before the
@@ -142,14 +184,9 @@ unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
     type Address = PhysAddr;
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
-        let forget = self.space.tag.forget();
-        let addresses = match (what.scope, what.tables) {
-            (Scope::Ranges(ranges), Tables::Kept) => Addresses::new(forget, ranges),
-            _ => None,
-        };
-        match &addresses {
+        match &self.named(what) {
             Some(addresses) => self.iommu.run(addresses.commands()),
-            None => self.iommu.run(&[forget]),
+            None => self.iommu.run(&[self.space.tag.forget()]),
         }
     }
 

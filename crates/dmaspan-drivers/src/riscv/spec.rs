@@ -27,6 +27,11 @@ bitflags::bitflags! {
         const AMO_HWAD = 1 << 24;
         /// Hardware has both byte orders.
         const END = 1 << 27;
+        /// An invalidation of addresses can take what is cached of tables, too ("Non-leaf PTE
+        /// Invalidation Extension").
+        const NL = 1 << 42;
+        /// An invalidation can name a range ("Address Range Invalidation Extension").
+        const S = 1 << 43;
         /// Any mode of the first stage.
         const FIRST_STAGE = 0b111 << 9;
         /// Any mode of the second stage.
@@ -141,6 +146,10 @@ const FUNC_GVMA: u64 = 1 << 7;
 const AV: u64 = 1 << 10;
 const PSCV: u64 = 1 << 32;
 const GV: u64 = 1 << 33;
+/// IOTINVAL: entries of all levels, where an address is named.
+const NL: u64 = 1 << 34;
+/// IOTINVAL, second word: the address says the size of a range.
+const RANGE: u64 = 1 << 9;
 /// IOFENCE.C: reads, and writes, that were processed are to be seen by everybody.
 const PR: u64 = 1 << 12;
 const PW: u64 = 1 << 13;
@@ -178,6 +187,28 @@ pub(super) const fn inval_gscid(gscid: u32) -> Command {
 pub(super) const fn at(command: Command, address: u64) -> Command {
     let [operands, _] = command;
     [operands | AV, address >> 12 << 10]
+}
+
+/// The same invalidation, of the leaves in the block of `2^lg2` bytes around `address`: all of them
+/// where that is the address space ("Address Range Invalidation Extension").
+pub(super) const fn in_block(command: Command, address: u64, lg2: u32) -> Command {
+    match lg2 {
+        0..=12 => at(command, address),
+        13..64 => {
+            // Ones below the size, but for the highest.
+            let ones = lg2::mask(lg2 - 1);
+            let [operands, address] = at(command, lg2::align_down(address, lg2) | ones);
+            [operands, address | RANGE]
+        }
+        _ => command,
+    }
+}
+
+/// The same invalidation, of tables, too. It means nothing where no address is named, since then
+/// all is forgotten.
+pub(super) const fn with_tables(command: Command) -> Command {
+    let [operands, address] = command;
+    [operands | NL, address]
 }
 
 /// IODIR.INVAL_DDT of a device.

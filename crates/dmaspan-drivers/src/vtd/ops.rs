@@ -9,6 +9,7 @@ use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::spec::{Block, Command, PAGE_LG2, Walks};
 use super::{Stage, Vtd};
+use crate::blocks::blocks;
 use crate::error::Error;
 use crate::host::Host;
 use crate::mmio::Mmio;
@@ -59,23 +60,26 @@ impl<R: Mmio, H: Host> VtdOps<R, H> {
         }
     }
 
-    /// Adds the fewest commands that name all pages of `range` and no others: hardware forgets
-    /// aligned blocks of a power of two. `None` where there are too many.
+    /// Adds the fewest commands that name all pages of `range`, in [`blocks`] of them, which are
+    /// cut where hardware forgets no block so large. `None` where there are too many.
     fn name(&self, commands: &mut Commands, range: IovaRange, walks: Walks) -> Option<()> {
         let most = self.iommu.features.most_pages_lg2()?;
         let last = range.last().get() >> PAGE_LG2;
-        let mut next = range.start().get() >> PAGE_LG2;
-        while next <= last {
-            let fits = lg2::floor(last - next + 1);
-            let mask = lg2::alignment(next).min(fits).min(most);
-            let block = Block { address: next << PAGE_LG2, mask, walks };
-            let command = match self.stage {
-                Stage::First => Command::first_stage_pages(self.domain, block),
-                Stage::Second => Command::pages(self.domain, block),
-            };
-            *commands.places.get_mut(commands.len)? = command;
-            commands.len += 1;
-            next += lg2::size(mask);
+        for (address, lg2) in blocks(range) {
+            let mask = lg2.saturating_sub(PAGE_LG2).min(most);
+            // The pages of this block that are the range's.
+            let end = (address >> PAGE_LG2) | lg2::mask(lg2.saturating_sub(PAGE_LG2));
+            let mut page = lg2::align_down(address >> PAGE_LG2, mask);
+            while page <= last.min(end) {
+                let block = Block { address: page << PAGE_LG2, mask, walks };
+                let command = match self.stage {
+                    Stage::First => Command::first_stage_pages(self.domain, block),
+                    Stage::Second => Command::pages(self.domain, block),
+                };
+                *commands.places.get_mut(commands.len)? = command;
+                commands.len += 1;
+                page += lg2::size(mask);
+            }
         }
         Some(())
     }

@@ -1,13 +1,13 @@
 //! QEMU's AMD-Vi.
 
+use dmaspan::IovaRange;
 use dmaspan::io_pgtable::AmdV1;
 use dmaspan::iommu::ReservedRegions;
-use dmaspan::{IovaRange, lg2};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 
 use crate::cost::bench::{Iommu, SLOT, Started, machine};
-use crate::cost::fewest::{Forget, Hardware, Kind, PLACES, named};
+use crate::cost::fewest::{Forget, Hardware, Kind, PLACES, covering, named};
 
 /// The class of an IOMMU, and its capability (48882, 3.1, 3.2).
 const CLASS: u32 = 0x08_0600;
@@ -28,10 +28,7 @@ fn kind(command: &[u64]) -> Kind {
 /// to its size (S). Two of them cover any range with less than twice its bytes, and one does where
 /// the block around the range is that small; a gibibyte is one.
 fn fewest(ranges: &[IovaRange], _: u32) -> Forget {
-    named(ranges, 2 * PLACES as u64, |pages| {
-        let around = u64::BITS - (pages.first ^ pages.last).leading_zeros();
-        if lg2::size(around) < 2 * pages.count() { 1 } else { 2 }
-    })
+    named(ranges, 2 * PLACES as u64, |pages| covering(pages, 52))
 }
 
 pub(crate) fn start() -> Option<Started> {

@@ -1,6 +1,6 @@
 //! The fewest commands that hardware can do with: from the manuals, and not from the drivers.
 
-use dmaspan::IovaRange;
+use dmaspan::{IovaRange, lg2};
 
 use crate::cost::bench::PAGE_LG2;
 
@@ -60,4 +60,21 @@ impl Pages {
     pub(crate) fn count(self) -> u64 {
         self.last - self.first + 1
     }
+}
+
+/// The aligned blocks of up to `2^most` pages that cover a range with less than twice its pages:
+/// the one around it where that is small enough, and otherwise one on each side of the most aligned
+/// page in it.
+pub(crate) fn covering(pages: Pages, most: u32) -> u64 {
+    let Pages { first, last } = pages;
+    let around = u64::BITS - (first ^ last).leading_zeros();
+    let touched = |first: u64, last: u64, lg2: u32| {
+        if lg2 <= most { 1 } else { (last >> most) - (first >> most) + 1 }
+    };
+    if lg2::size(around) < 2 * pages.count() {
+        return touched(first, last, around);
+    }
+    let lg2_of = |pages: u64| pages.next_power_of_two().trailing_zeros();
+    let cut = lg2::align_down(last, around - 1);
+    touched(first, cut - 1, lg2_of(cut - first)) + touched(cut, last, lg2_of(last - cut + 1))
 }

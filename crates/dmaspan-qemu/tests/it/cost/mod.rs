@@ -22,7 +22,7 @@ use bench::{Bench, PAGE_LG2, Started};
 use fewest::{Forget, Hardware};
 use table::{Row, cases, page_at_a_time, print};
 
-const ALL: [fn() -> Option<Started>; 9] = [
+const ALL: [fn() -> Option<Started>; 11] = [
     smmu_v3::stage_1,
     smmu_v3::stage_2,
     smmu_v3::stage_1_without_ranges,
@@ -32,6 +32,8 @@ const ALL: [fn() -> Option<Started>; 9] = [
     amd_vi::start,
     riscv::first_stage,
     riscv::second_stage,
+    riscv::first_stage_with_ranges,
+    riscv::second_stage_with_ranges,
 ];
 
 /// Does `work` with every IOMMU that there is, on threads of their own.

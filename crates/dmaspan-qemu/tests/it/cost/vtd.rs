@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{VtdSs, X86_64};
 use dmaspan::iommu::ReservedRegions;
-use dmaspan::{Coherency, IovaRange, lg2};
+use dmaspan::{Coherency, IovaRange};
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 
 use crate::cost::bench::{Iommu, SLOT, Started, machine};
-use crate::cost::fewest::{Forget, Hardware, Kind, Pages, named};
+use crate::cost::fewest::{Forget, Hardware, Kind, covering, named};
 
 type Driver = Vtd<Tap, QemuHost>;
 /// Bits of physical addresses.
@@ -27,24 +27,10 @@ fn kind(command: &[u64]) -> Kind {
 }
 
 /// VT-d (6.5.2.3, 6.5.2.4): a page-selective command covers 2^AM pages at an address that is
-/// aligned to as many, AM up to CAP.MAMV, which is 18 in QEMU: a gibibyte. What is cached of other
-/// addresses is kept up to 16 commands; one that is domain-selective is fewer than more of them.
+/// aligned to as many, AM up to CAP.MAMV, which is 18 in QEMU: a gibibyte. Up to 16 commands name
+/// addresses; one that is domain-selective is fewer than more of them.
 fn fewest(ranges: &[IovaRange], _: u32) -> Forget {
-    named(ranges, 16, |pages| {
-        // The aligned blocks that a range is made of, by halving: a block that is not in the range
-        // whole has parts in its halves.
-        fn blocks(pages: Pages, first: u64, lg2: u32) -> u64 {
-            let last = first + lg2::mask(lg2);
-            if last < pages.first || pages.last < first {
-                return 0;
-            }
-            if lg2 <= 18 && pages.first <= first && last <= pages.last {
-                return 1;
-            }
-            blocks(pages, first, lg2 - 1) + blocks(pages, first + lg2::size(lg2 - 1), lg2 - 1)
-        }
-        blocks(pages, 0, 40)
-    })
+    named(ranges, 16, |pages| covering(pages, 18))
 }
 
 /// A machine whose VT-d has these properties, in that mode.

@@ -169,6 +169,18 @@ const COMMANDS: &[Entry] = &[
         GUESTS,
         AsIs,
     ),
+    entry(
+        "cargo xtask guest --kernel iommufd --memory 3G \
+         -- dmaspan-guest cases --backend iommufd pins/",
+        GUESTS,
+        AsIs,
+    ),
+    entry(
+        "cargo xtask guest --kernel iommufd --icount --memory 3G --prepare \"hugepages 64\" \
+         -- dmaspan-guest measure pins",
+        GUESTS,
+        AsIs,
+    ),
     entry("dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3", GUESTS, GUESTS),
     entry(
         "cargo xtask guest --kernel 6.18 --icount --memory 3G --membar 32G --prepare \"settle 20\" \

@@ -54,6 +54,8 @@ pub(crate) enum Need {
     Hugepages(u64),
     /// Instructions are counted, each a nanosecond.
     Counted,
+    /// Somebody named it: it takes minutes.
+    Named,
     /// A second function, bound to vfio-pci, whose BAR 2 is memory.
     Peer,
 }
@@ -77,7 +79,7 @@ impl Need {
                 };
                 (!Path::new(path).exists()).then(|| format!("the kernel has no {path}"))
             }
-            Self::OneOf(_) => None,
+            Self::OneOf(_) | Self::Named => None,
             Self::Hugepages(count) => {
                 let free = fs::read_to_string(FREE_HUGEPAGES).unwrap_or_default();
                 let free: u64 = free.trim().parse().unwrap_or(0);

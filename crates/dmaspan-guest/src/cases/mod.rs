@@ -45,6 +45,7 @@ mod guest;
 mod iommufd;
 mod mock;
 mod nvme;
+mod pins;
 mod plain;
 mod plan;
 mod refusals;
@@ -104,6 +105,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         type1::CASES,
         iommufd::CASES,
         mock::CASES,
+        pins::CASES,
         nvme::CASES,
         plan::CASES,
         forecast::CASES,
@@ -169,7 +171,10 @@ fn is_named(case: &Case, name: &str) -> bool {
 pub(crate) fn run(options: &Options) -> ExitCode {
     let Options { context, names } = options;
     let wanted = |case: &&Case| {
-        let is_asked_for = names.is_empty() || names.iter().any(|name| is_named(case, name));
+        let is_asked_for = match names.is_empty() {
+            true => !case.needs.contains(&Need::Named),
+            false => names.iter().any(|name| is_named(case, name)),
+        };
         is_asked_for && case.needs.iter().all(|need| need.is_about(context.backend))
     };
     let failed = all().filter(wanted).filter(|case| !passes(case, context)).count();

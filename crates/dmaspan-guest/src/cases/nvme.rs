@@ -35,6 +35,8 @@ pub(super) const CASES: &[Case] = &[
     }),
     // Memory that was unmapped stays as it is, and its neighbours are reached.
     case("nvme/unmapped_memory_is_out_of_reach", BACKEND, out_of_reach),
+    // Of memory that is mapped elsewhere, a part at an odd page of it.
+    case("nvme/a_copy_of_a_part_is_what_the_device_reaches", super::iommufd::NEEDS, copied_part),
     // Lists of PRPs, from odd pages on.
     case("nvme/lists_reach_odd_pages", BACKEND, odd_pages),
     // 32 reads in flight.
@@ -180,6 +182,45 @@ fn refused_or_not(told: Result<(), Error>) -> Result<()> {
         Ok(()) | Err(Error::Command { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Where a buffer was, a part of other memory is copied to, which is mapped in an address space
+/// without devices: the controller reaches that part alone.
+fn copied_part(context: &Context) -> Result {
+    const LEN: u64 = 0x1_0000;
+    let mut rig = Rig::new(context, QueueConfig::new(4))?;
+    let old = rig.memory(MemoryKind::Base, LEN)?;
+    old.memory.fill_words(0, LEN, |word| !word)?;
+    let segment = old.buffer.buffer().segments().iter().next().ok_or("there is no segment")?;
+    let there = IovaRange::from_len(Iova::new(segment.start().get()), LEN)?;
+    let VfioSpace::Ioas(space) = rig.space.space() else {
+        return Err("the space is not iommufd's".into());
+    };
+    let holding = space.iommufd().ioas()?;
+    let held = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
+    held.fill_words(0, 4 * MIB, |word| word)?;
+    holding.map(&held, held.user_range(), Iova::new(0), Prot::READ_WRITE)?;
+    let skip = MIB + 3 * page();
+    space.unmap(there)?;
+    let from = IovaRange::from_len(Iova::new(skip), LEN)?;
+    space.copy(&holding, from, there.start(), Prot::READ_WRITE)?;
+    rig.queue.read(&rig.namespace, 0, &old.buffer, 0..LEN)?;
+    held.check_words(skip, LEN, tagged(0))?;
+    held.check_words(0, skip, |word| word)?;
+    held.check_words(skip + LEN, 4 * MIB - skip - LEN, |word| word + (skip + LEN) / 8)?;
+    old.memory.check_words(0, LEN, |word| !word)?;
+    // It stays when what it is a copy of goes.
+    holding.unmap_all()?;
+    rig.queue.read(&rig.namespace, rig.block(LEN), &old.buffer, 0..LEN)?;
+    held.check_words(skip, LEN, tagged(LEN))?;
+    let VfioSpace::Ioas(space) = rig.space.space() else {
+        return Err("the space is not iommufd's".into());
+    };
+    space.unmap(there)?;
+    let user = old.buffer.buffer().user();
+    rig.space.space().map(&old.memory, user, there.start(), Prot::READ_WRITE)?;
+    drop(old);
+    rig.end()
 }
 
 /// Of two buffers one is unmapped the usual way, and its IOVAs given to another memory: the

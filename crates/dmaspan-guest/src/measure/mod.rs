@@ -7,6 +7,7 @@ mod bars;
 mod boot;
 mod bounce;
 mod folios;
+mod pins;
 mod raw;
 mod registered;
 mod tables;
@@ -31,6 +32,7 @@ pub(crate) fn run(name: &str) -> Option<ExitCode> {
         "folios" => folios::measure(),
         "registered" => registered::measure(),
         "bounce" => bounce::measure(),
+        "pins" => pins::measure(),
         _ => return None,
     };
     Some(match measured {

@@ -303,6 +303,11 @@ impl<K: Kernel> DmaTable<K> {
 }
 
 impl KernelMapping {
+    /// What it keeps, where that is memory.
+    pub(super) fn memory(&self) -> Option<Arc<Memory>> {
+        Arc::clone(&self.owner).downcast().ok()
+    }
+
     /// Gives the memory back.
     ///
     /// # Errors

@@ -54,6 +54,9 @@ pub(crate) enum Gaps {
     OfOthers,
 }
 
+/// A part of what is mapped, and the memory of the process that it is of.
+type MemoryPart = (IovaRange, Option<(Arc<Memory>, UserRange)>);
+
 #[derive(Debug, Default)]
 struct State {
     /// By the first IOVA. No two overlap.
@@ -290,6 +293,56 @@ impl<K: Kernel> MappingTable<K> {
             //    nothing (the invariant).
             unsafe { table.map_copy(&from.table, &sources, source, range, prot) }
         })
+    }
+
+    /// As [`copy`](Self::copy). Where the kernel refuses to copy a part of a mapping, as
+    /// linux/iommufd.h permits it to, the memory behind it is mapped, all of it or nothing.
+    pub(crate) fn copy_or_map(
+        &self,
+        limits: &Limits,
+        from: &Self,
+        source: IovaRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Error> {
+        let refused = match self.copy(limits, from, source, iova, prot, label) {
+            Err(error @ Error::System { errno: Errno::EINVAL | Errno::ENOENT, .. }) => error,
+            result => return result,
+        };
+        let mut mapped: Vec<IovaRange> = Vec::new();
+        for (part, memory) in from.memory_in(source)? {
+            let at = Iova::new(iova.get() + (part.start().get() - source.start().get()));
+            // What is a file or a copy itself has no memory of the process.
+            let result = memory
+                .ok_or_else(|| refused.clone())
+                .and_then(|(memory, user)| self.map_memory(limits, &memory, user, at, prot, label));
+            if let Err(error) = result {
+                self.unmap_each(mapped)?;
+                return Err(error);
+            }
+            mapped.extend(IovaRange::from_len(at, part.checked_len().unwrap_or(u64::MAX)));
+        }
+        Ok(())
+    }
+
+    /// The mappings that have all of `range`, in order: which part of it, and the memory of the
+    /// process that is mapped there, where it is such.
+    fn memory_in(&self, range: IovaRange) -> Result<Vec<MemoryPart>, Error> {
+        let state = self.state.lock();
+        state.sources(range)?;
+        let part = |slot: &IovaSlot| {
+            let part = slot.range.intersection(range)?;
+            let SlotMemory::Kept(kept) = &slot.held else { return None };
+            let memory = kept.memory().zip(slot.wanted.user).and_then(|(memory, user)| {
+                let skip = part.start().get().checked_sub(slot.range.start().get())?;
+                let start = user.start().checked_add(skip)?;
+                let user = UserRange::from_len(start, part.checked_len()?).ok()?;
+                Some((memory, user))
+            });
+            Some((part, memory))
+        };
+        Ok(state.overlaps(range).filter_map(part).collect())
     }
 
     /// Takes the IOVAs of `range` for a mapping.

@@ -53,6 +53,17 @@ impl Ioas {
         dev_id: u32,
         tracking: DirtyLogging,
     ) -> Result<Hwpt<'_>, OpenError> {
+        let id = self.table_for(bdf, dev_id, tracking)?;
+        Ok(Hwpt { space: self, id, tracking })
+    }
+
+    /// The table of [`hwpt_for`](Self::hwpt_for).
+    pub(super) fn table_for(
+        &self,
+        bdf: Bdf,
+        dev_id: u32,
+        tracking: DirtyLogging,
+    ) -> Result<HwptId, OpenError> {
         let flags = match tracking {
             DirtyLogging::On => uapi::HWPT_ALLOC_DIRTY_TRACKING,
             DirtyLogging::Off => 0,
@@ -66,9 +77,9 @@ impl Ioas {
             Errno::EADDRINUSE | Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
             errno => OpenError::System { request: "IOMMU_HWPT_ALLOC", bdf, errno },
         });
-        let hwpt = Hwpt { space: self, id: made?, tracking };
+        let id = made?;
         self.refresh();
-        Ok(hwpt)
+        Ok(id)
     }
 
     /// The number of a device of the same file.

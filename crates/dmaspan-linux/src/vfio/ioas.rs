@@ -329,18 +329,49 @@ impl Ioas {
     /// refused with [`Error::Busy`].
     #[track_caller]
     pub fn copy(&self, from: &Self, range: IovaRange, iova: Iova, prot: Prot) -> Result<(), Error> {
-        if !Arc::ptr_eq(&self.iommufd.fd, &from.iommufd.fd) {
-            return Err(Error::Unsupported {
-                what: "the two address spaces are of two open files",
-                advice: "make both by one Iommufd",
-            });
-        }
-        let label = Label::caller();
+        self.copy_labelled(from, range, iova, prot, Label::caller())
+    }
+
+    fn copy_labelled(
+        &self,
+        from: &Self,
+        range: IovaRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Error> {
+        self.check_file(from)?;
         let copied = self
             .with_limits(|limits| self.table.copy(limits, &from.table, range, iova, prot, label));
         copied.map_err(|error| {
             let what = "this kernel copies no mappings (IOMMU_IOAS_COPY)";
             error.of_request("IOMMU_IOAS_COPY", what, "map the memory again")
+        })
+    }
+
+    /// As [`copy`](Self::copy), and maps the memory itself where the kernel refuses that.
+    pub(super) fn copy_or_map(
+        &self,
+        from: &Self,
+        range: IovaRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Error> {
+        self.check_file(from)?;
+        self.with_limits(|limits| {
+            self.table.copy_or_map(limits, &from.table, range, iova, prot, label)
+        })
+    }
+
+    /// Whether both are of the same open file.
+    fn check_file(&self, from: &Self) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.iommufd.fd, &from.iommufd.fd) {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "the two address spaces are of two open files",
+            advice: "make both by one Iommufd",
         })
     }
 

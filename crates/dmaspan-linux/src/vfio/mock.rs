@@ -8,6 +8,7 @@ use dmaspan::Errno;
 
 use super::dirty::{DirtyLogging, DirtyPages};
 use super::error::{Error, OpenError};
+use super::held::HeldGuest;
 use super::hwpt::Hwpt;
 use super::ioas::Ioas;
 use crate::pci::Bdf;
@@ -61,6 +62,15 @@ impl MockDevice {
         tracking: DirtyLogging,
     ) -> Result<Hwpt<'space>, OpenError> {
         space.hwpt_for(Bdf::ZERO, self.id, tracking)
+    }
+
+    /// As [`HeldGuest::pin_for`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn pin(&self, held: &HeldGuest) -> Result<(), OpenError> {
+        held.pin_by(Bdf::ZERO, self.id)
     }
 
     /// As [`VfioDevice::has_dirty_tracking`](super::VfioDevice::has_dirty_tracking).

@@ -34,6 +34,7 @@
 //! | `VFIO_IOMMU_UNMAP_DMA`, `IOMMU_IOAS_UNMAP` | [`DmaSpace::unmap`], [`VfioSpace::unmap_all`] |
 //! | `VFIO_IOMMU_GET_INFO`, `IOMMU_IOAS_IOVA_RANGES` | [`DmaSpace::limits`] |
 //! | `IOMMU_IOAS_MAP_FILE`, `IOMMU_IOAS_COPY` | [`Ioas::map_file`], [`Ioas::copy`] |
+//! | `IOMMU_IOAS_COPY` for a virtual IOMMU | [`GuestDomain::map`] |
 //! | `IOMMU_IOAS_ALLOW_IOVAS` | [`Ioas::allow_iovas`] |
 //! | `IOMMU_OPTION` | [`Ioas::set_huge_pages`], [`Iommufd::set_accounting`] |
 //! | `IOMMU_HWPT_ALLOC`, `IOMMU_HWPT_GET_DIRTY_BITMAP` | [`Ioas::hwpt`], [`Hwpt::read_dirty`] |
@@ -61,6 +62,7 @@ mod device;
 mod device_error;
 mod dirty;
 mod error;
+mod held;
 mod hwpt;
 mod ioas;
 mod irq;
@@ -78,6 +80,7 @@ pub use device::{BusMaster, VfioDevice};
 pub use device_error::DeviceError;
 pub use dirty::{DirtyLogging, DirtyNotes, DirtyPages};
 pub use error::{Error, OpenError};
+pub use held::{GuestDomain, HeldGuest};
 pub use hwpt::Hwpt;
 pub use ioas::{HugePages, Ioas, Iommufd};
 pub use irq::{IrqEvent, Msix};

@@ -583,3 +583,66 @@ fn memory_with_a_file_is_mapped_by_it_where_the_kernel_maps_that_file() {
     assert_eq!(table.unmap_all(), Ok(8 * page));
     assert_eq!(kept.strong_count(), 0);
 }
+
+#[test]
+fn the_memory_behind_a_part_is_found_whole_and_in_order() {
+    let page = page();
+    let table = table();
+    let memories = [memory(4), memory(4)];
+    map(&table, &memories[0], 0).unwrap();
+    map(&table, &memories[1], 4 * page).unwrap();
+    let found = table.memory_in(iovas(3 * page, 6 * page - 1)).unwrap();
+    let ranges: Vec<_> = found.iter().map(|(range, _)| *range).collect();
+    assert_eq!(ranges, [iovas(3 * page, 4 * page - 1), iovas(4 * page, 6 * page - 1)]);
+    for ((_, source), (owner, skip, pages)) in found.iter().zip([(0, 3, 1), (1, 0, 2)]) {
+        let (memory, user) = source.as_ref().unwrap();
+        assert!(Arc::ptr_eq(memory, &memories[owner]));
+        assert_eq!(*user, memory.sub_range(skip * page, pages * page).unwrap());
+    }
+    let hole = iovas(3 * page, 9 * page - 1);
+    assert_eq!(table.memory_in(hole).map(drop), Err(Error::NotMapped { range: hole }));
+    // A copy is none of this process's memory.
+    let whole = iovas(0, 8 * page - 1);
+    let at = Iova::new(16 * page);
+    table.copy(&limits(), &table, whole, at, Prot::READ, Label::caller()).unwrap();
+    let copied = table.memory_in(iovas(16 * page, 17 * page - 1)).unwrap();
+    assert!(matches!(copied.as_slice(), [(_, None)]));
+    drop((found, copied));
+    assert_eq!(table.unmap_all(), Ok(16 * page));
+}
+
+#[test]
+fn what_the_kernel_does_not_copy_is_mapped_all_of_it_or_nothing() {
+    let page = page();
+    let (from, to) = (table(), table());
+    let memories = [memory(4), memory(4)];
+    map(&from, &memories[0], 0).unwrap();
+    map(&from, &memories[1], 4 * page).unwrap();
+    let source = iovas(3 * page, 6 * page - 1);
+    let copy = || {
+        let at = Iova::new(64 * page);
+        to.copy_or_map(&limits(), &from, source, at, Prot::READ, Label::caller())
+    };
+    let kinds = || -> Vec<_> {
+        let is_memory = |(_, source)| matches!(source, Source::User(_));
+        to.kernel().areas().into_iter().map(is_memory).collect()
+    };
+    copy().unwrap();
+    assert_eq!((kinds(), to.unmap_all()), (vec![false], Ok(3 * page)));
+    for errno in [Errno::EINVAL, Errno::ENOENT] {
+        to.kernel().answer(&[Answer::Fail(errno)], &[]);
+        copy().unwrap();
+        assert_eq!(kinds(), [true, true]);
+        assert_eq!(to.unmap_all(), Ok(3 * page));
+    }
+    // A limit would be met again; and of what is mapped in its place the second fails.
+    let no = Errno::ENOMEM;
+    to.kernel().answer(&[Answer::Fail(no)], &[]);
+    assert!(copy().is_err());
+    assert_eq!(to.requests().maps, 1 + 2 * 3 + 1);
+    to.kernel().answer(&[Answer::Fail(Errno::EINVAL), Answer::Yes, Answer::Fail(no)], &[]);
+    assert!(copy().is_err());
+    assert_eq!((to.mappings(), kinds()), (0, vec![]));
+    drop((from, to));
+    assert!(memories.iter().all(|memory| Arc::strong_count(memory) == 1));
+}

@@ -175,12 +175,7 @@ const COMMANDS: &[Entry] = &[
         GUESTS,
         AsIs,
     ),
-    entry(
-        "cargo xtask guest --kernel iommufd --icount --memory 3G --prepare \"hugepages 64\" \
-         -- dmaspan-guest measure pins",
-        GUESTS,
-        AsIs,
-    ),
+    entry("cargo xtask guest --kernel iommufd --boot viommu-pins", GUESTS, AsIs),
     entry("dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3", GUESTS, GUESTS),
     entry(
         "cargo xtask guest --kernel 6.18 --icount --memory 3G --membar 32G --prepare \"settle 20\" \

@@ -342,6 +342,14 @@ pub(super) const BOOTS: &[Boot] = &[
         nested: true,
         ..PLAIN
     },
+    Boot {
+        name: "viommu-pins",
+        on: &[On::Named(&["iommufd"])],
+        time: Time::Counted,
+        seconds: 900,
+        commands: &[NVME, HUGEPAGES, "settle 20", "dmaspan-guest measure pins"],
+        ..PLAIN
+    },
 ];
 
 /// One with a BAR as long as that of the series.

@@ -45,35 +45,40 @@ struct DoctorReport {
     checks: Vec<CheckRow>,
 }
 
-#[derive(Debug, Serialize)]
-struct CheckRow {
+/// One thing about the machine, as it is printed.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CheckRow {
     name: &'static str,
     right: bool,
     text: String,
     change: Option<String>,
 }
 
+/// What there is to say of a machine.
+pub(crate) fn checks(machine: &MachineFiles) -> Vec<CheckRow> {
+    let row = |check: MachineCheck| {
+        let MachineCheck { name, is_right: right, text, change, .. } = check;
+        CheckRow { name, right, text, change }
+    };
+    machine.checks().into_iter().map(row).collect()
+}
+
 /// The report as it is printed, and whether all is right.
 pub(crate) fn run(args: &DoctorArgs) -> (String, bool) {
-    let checks = MachineFiles::at(&args.root).checks();
-    let is_right = checks.iter().all(|check| check.is_right);
+    let checks = checks(&MachineFiles::at(&args.root));
+    let is_right = checks.iter().all(|check| check.right);
     let text = match args.format {
-        OutputFormat::Table => list(&checks, Marks::of_stdout()),
-        OutputFormat::Json => {
-            let row = |check: MachineCheck| {
-                let MachineCheck { name, is_right: right, text, change, .. } = check;
-                CheckRow { name, right, text, change }
-            };
-            json::render(&DoctorReport { checks: checks.into_iter().map(row).collect() })
-        }
+        OutputFormat::Table => paragraph(&checks, Marks::of_stdout()),
+        OutputFormat::Json => json::render(&DoctorReport { checks }),
     };
     (text, is_right)
 }
 
-fn list(checks: &[MachineCheck], marks: Marks) -> String {
+/// A line for each check, and one more for what changes it.
+pub(crate) fn paragraph(checks: &[CheckRow], marks: Marks) -> String {
     let mut text = String::new();
     for check in checks {
-        let (plain, marked) = match check.is_right {
+        let (plain, marked) = match check.right {
             true => (Marks::Plain.right(), marks.right()),
             false => (Marks::Plain.wrong(), marks.wrong()),
         };

@@ -12,7 +12,8 @@
 //!           └──────► bar (a device's registers, mapped by real_iommu) ──► the same report
 //! args ──► inspect (IO page tables in a dump) ──► its own table, json, page, metrics
 //! args ──► plan (a layout or a process, planned on paper) ──► its own table, json, metrics
-//! args ──► doctor (what of the machine makes mapping fail or slow) ──► its own list, json
+//! args ──► doctor (what of the machine makes mapping fail or slow) ──► its own list, json; the
+//!                                                      first paragraph of map's report
 //! args ──► devices (PCI functions, and what using them takes) ──► its own table, json
 //! ```
 //!
@@ -51,6 +52,7 @@ use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::text::Marks;
 use dmaspan_cli::{hold, json};
+use dmaspan_linux::machine::MachineFiles;
 
 use args::{Args, Command, MapArgs};
 use devices::args::DevicesArgs;
@@ -79,6 +81,8 @@ fn main() -> ExitCode {
 
 /// `dmaspan map`.
 fn map(args: &MapArgs) -> ExitCode {
+    // A run reserves pages, and so would change what is found.
+    let machine = doctor::checks(&MachineFiles::new());
     let report = match PlannedRun::new(args, &Machine::read()) {
         Ok(PlannedRun::Memory(plan)) => run::run(&plan, &Progress::on_stderr()),
         Ok(PlannedRun::Bar(plan)) => bar::run(&plan, &Progress::on_stderr()),
@@ -86,6 +90,7 @@ fn map(args: &MapArgs) -> ExitCode {
     };
     match report {
         Ok(report) => {
+            let report = Report { machine, ..report };
             let page = |file: &PathBuf| write_whole(file, report::page::render(&report));
             match args.report.as_ref().map(page).transpose() {
                 Ok(_) => print(args.format, &report),

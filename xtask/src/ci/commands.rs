@@ -63,6 +63,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo run --release -- devices", AsIs, AsIs),
     entry("cargo run --release -- plan --layout docs/layouts/laptop-39-bits.toml", FAILS, FAILS),
     entry("cargo run --release -- doctor", DOCTOR, DOCTOR),
+    entry("cargo test --release -p dmaspan-cli --test it process:: -- --nocapture", TESTS, AsIs),
     entry(
         "cargo run --release -- devices 0000:00:05.0",
         GUESTS,

@@ -247,7 +247,7 @@ fn other_cpus(extent: Extent) -> Checked {
 /// after the five series are compared at full length alone, one guest at a time: some of it is
 /// timed.
 fn guests(extent: Extent) -> Checked {
-    let boots = ["type1", "backends", "virtio-iommu-backends", "counted"];
+    let boots = ["type1", "backends", "narrow", "virtio-iommu-backends", "counted"];
     let quick = boots.map(|boot| ["--boot", boot]).concat();
     if extent == Quick {
         return guest::run(&guest::Options::parse(&quick)?);

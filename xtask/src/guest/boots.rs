@@ -180,6 +180,20 @@ pub(super) const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
+        name: "narrow",
+        on: &[On::Iommufd],
+        qemu: &["-global", "intel-iommu.aw-bits=39"],
+        cmdline: "dmaspan.bits=39",
+        commands: &[
+            NVME,
+            PEER,
+            "dmaspan-guest cases --backend vfio forecast/",
+            "dmaspan-guest cases --backend iommufd forecast/",
+            "dmaspan-guest cases --backend compat forecast/",
+        ],
+        ..PLAIN
+    },
+    Boot {
         name: "virtio-iommu",
         on: &[On::Newest],
         iommu: Iommu::Virtio,

@@ -25,7 +25,7 @@ const MODULES: [&str; 7] = [
     "vfio-pci",
 ];
 
-/// The program that is a shell, and the package that has it; guests with tests have it.
+/// The program that is a shell, and the package that has it.
 const SHELL: &str = "busybox";
 const SHELL_PACKAGE: &str = "busybox-static/trixie";
 
@@ -167,12 +167,35 @@ pub(super) fn get(
             missing.iter().map(|kernel| (kernel.name, why.clone())).collect()
         }),
     };
+    let shell = x86_shell(kernels, folder, lock);
     let ready = |&kernel: &Kernel| {
-        let found = find(kernel, folder);
+        let found = find(kernel, folder).map(|ready| match kernel.cpu {
+            Cpu::X86 => Ready { shell: shell.clone(), ..ready },
+            Cpu::Arm => ready,
+        });
         let fetching = failed.iter().find(|(name, _)| *name == kernel.name);
         (kernel, found.map_err(|why| fetching.map_or(why, |(_, why)| why.clone())))
     };
     kernels.iter().map(ready).collect()
+}
+
+/// The shell of guests on x86, which follow advice in it; where there is none, they say so.
+fn x86_shell(kernels: &[Kernel], folder: &Path, lock: &File) -> Option<PathBuf> {
+    let place = folder.join("shell");
+    let shell = place.join(SHELL);
+    if shell.is_file() || kernels.iter().all(|kernel| kernel.cpu != Cpu::X86) {
+        return Some(shell).filter(|shell| shell.is_file());
+    }
+    let apt = folder.join("apt-of-shell");
+    let fetched = Machine::here().and_then(|here| {
+        let root = here.root(&apt, packages::SUITES, lock)?;
+        replace(&place, |new| unpack_shell(&root, new, lock))
+    });
+    if let Err(why) = fetched {
+        eprintln!("guest: there is no shell: {why}");
+    }
+    let _ = remove(&apt);
+    Some(shell).filter(|shell| shell.is_file())
 }
 
 /// A kernel that is there already.

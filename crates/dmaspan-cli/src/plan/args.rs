@@ -23,22 +23,26 @@ effective first.
 A layout is a file of TOML: [[region]] (name, at, size, backing, page, memory,
 offset, node, access), [[bar]] (name, at, size, host), [iommu] (kind, bits,
 granule, page_sizes, apertures, reserved), [limits] (memlock, locked, mappings,
-mapped, cgroup), and kernel, interface, devices, viommu. docs/layouts has
-examples.
+mapped, cgroup), [[pool]] (page, pages, free) of hugetlb pages, and kernel,
+interface, devices, device_node, viommu. docs/layouts has examples.
 
 Of a command line of QEMU it takes -m, -machine (q35, pc, virt), -object
-memory-backend-*, -numa, IOMMUs and vfio-pci, and lists all that it ignores.
+memory-backend-*, -numa, IOMMUs and vfio-pci, and lists all that it ignores. Of
+devices that this machine has it plans the BARs, too. The limit of locked memory
+is that of this shell, which would start QEMU.
 
 Of a process it takes what looks like a guest's memory (hugetlb pages, files in
 memory of 2 MiB and more, private memory of 32 MiB and more), with its frames
 where root runs this, and says what it left out. It reads the limits of that
-process, and infers from VmLck and VmPin what is mapped already. The process is
-not stopped: memory may move meanwhile.
+process, finds its devices with their BARs and NUMA nodes by its open files, and
+infers from VmLck and VmPin what is mapped already. The process is not stopped:
+memory may move meanwhile.
 
 With --format html the report is a page to show and to print. The metrics of
 --format prometheus begin with dmaspan_plan_. The JSON has verdict (fits, slow,
 fails), regions, maps, mappings, locked, table_bytes, lookups and findings, each
-with name, severity, text and mends.";
+with name, severity, text and mends, which have action and gain, and commands,
+options of QEMU and an address (at) as they are to be used.";
 
 pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_linux::plan::forecast::{
-    Backing, IommuModel, LinuxVersion, PaperIommu, PaperLayout, PaperLimits, PaperRegion,
-    RegionPages, ReservedIovas,
+    Backing, IommuModel, LinuxVersion, PaperIommu, PaperLayout, PaperLimits, PaperPool,
+    PaperRegion, RegionPages, ReservedIovas,
 };
 use dmaspan_linux::vfio::LockedBy;
 use serde::Deserialize;
@@ -86,6 +86,7 @@ struct LayoutFile {
     devices: Option<Spanned<u32>>,
     #[serde(default)]
     viommu: bool,
+    device_node: Option<u32>,
     iommu: Option<Spanned<IommuRow>>,
     #[serde(default)]
     limits: LimitsRow,
@@ -93,6 +94,16 @@ struct LayoutFile {
     region: Vec<Spanned<RegionRow>>,
     #[serde(default)]
     bar: Vec<Spanned<BarRow>>,
+    #[serde(default)]
+    pool: Vec<Spanned<PoolRow>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolRow {
+    page: Bytes,
+    pages: u64,
+    free: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -226,9 +237,28 @@ fn parse(text: &str) -> Result<PaperLayout, Wrong> {
     if regions.all.is_empty() {
         return Err(Wrong { at: 0, what: "it has no [[region]] and no [[bar]]".to_owned() });
     }
-    let limits = limits(&file.limits, locked_by);
-    let has_viommu = file.viommu;
-    Ok(PaperLayout { regions: regions.all, iommu, limits, kernel, devices, has_viommu })
+    let mut limits = limits(&file.limits, locked_by);
+    limits.pools = file.pool.iter().map(pool).collect::<Result<_, _>>()?;
+    let (has_viommu, device_node) = (file.viommu, file.device_node);
+    Ok(PaperLayout {
+        regions: regions.all,
+        iommu,
+        limits,
+        kernel,
+        devices,
+        has_viommu,
+        device_node,
+    })
+}
+
+fn pool(row: &Spanned<PoolRow>) -> Result<PaperPool, Wrong> {
+    let (span, PoolRow { page: Bytes(page), pages, free }) = (row.span(), row.as_ref());
+    let free = free.unwrap_or(*pages);
+    if !page.is_power_of_two() || free > *pages {
+        let what = "a pool has pages of a power of two, no more of them free than there are";
+        return Err(Wrong::new(&span, what));
+    }
+    Ok(PaperPool { page: *page, pages: *pages, free })
 }
 
 /// Which interface of the kernel.

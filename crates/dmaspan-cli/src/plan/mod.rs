@@ -1,6 +1,7 @@
 //! `dmaspan plan` says what mapping a layout will cost, and whether it will fail.
 
 pub(crate) mod args;
+mod devices;
 mod layout_file;
 mod metrics;
 mod page;
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(String, bool), PlanRunError> {
 fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
     let machine = MachineFiles::at(&args.root);
     let mut source = match (&args.layout, &args.qemu_cmdline) {
-        (None, Some(path)) => qemu::source(path, &machine)?,
+        (None, Some(path)) => qemu::source(path, &machine, args)?,
         (Some(path), _) => {
             let layout = layout_file::read(path)?;
             Source { title: path.display().to_string(), layout, notes: Vec::new() }
@@ -88,7 +89,10 @@ fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
         layout.iommu = iommu.clone();
     }
     if let Some(bdf) = args.device {
-        layout.iommu = machine.iommu_of(bdf)?;
+        let found = machine.iommu_of(bdf)?;
+        layout.iommu = found.iommu;
+        layout.device_node = machine.node_of(bdf).or(layout.device_node);
+        source.notes.extend(found.assumed);
     }
     if let Some(locked_by) = args.interface {
         layout.limits.locked_by = locked_by;

@@ -1,5 +1,6 @@
 //! A process that runs, as a layout.
 
+use dmaspan_linux::Bdf;
 use dmaspan_linux::machine::{
     DeviceFiles, MachineFiles, NotTaken, ProcessChoice, ProcessLimits, ProcessMemory, ProcessRange,
 };
@@ -9,7 +10,7 @@ use dmaspan_linux::plan::forecast::{
 use dmaspan_linux::vfio::LockedBy;
 
 use super::args::PlanArgs;
-use super::{PlanRunError, Source};
+use super::{PlanRunError, Source, devices};
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
 
@@ -33,18 +34,29 @@ pub(super) fn source(pid: u32, args: &PlanArgs) -> Result<Source, PlanRunError> 
     }
     let mut notes = taken(&memory);
     let files = machine.device_files_of(pid).ok();
-    let (iommu, of) = iommu(&machine, files.as_ref());
+    let functions = files.as_ref().map_or_else(Vec::new, |files| functions(&machine, files));
+    let mut iommu = usual_iommu();
     if args.iommu.is_none() && args.device.is_none() {
-        notes.push(of);
+        match devices::iommu(&machine, &functions, &mut notes) {
+            Some(found) => iommu = found,
+            None => notes.push(format!(
+                "the IOMMU is assumed to be {}: name it by --device or --iommu",
+                kind_of(&iommu)
+            )),
+        }
     }
-    let limits = limits(&allowed, files.as_ref(), &memory.regions, &mut notes);
+    let mut limits = limits(&allowed, files.as_ref(), &memory.regions, &mut notes);
+    devices::limits_here(&machine, &mut limits);
+    let mut regions = memory.regions;
+    regions.extend(devices::bars(&machine, &functions, &mut notes));
     let layout = PaperLayout {
-        regions: memory.regions,
+        regions,
         iommu,
         limits,
         kernel: machine.kernel(),
         devices: files.map_or(1, |files| files.devices.max(1)),
         has_viommu: false,
+        device_node: functions.iter().find_map(|function| machine.node_of(*function)),
     };
     Ok(Source { title: format!("process {pid}"), layout, notes })
 }
@@ -134,20 +146,26 @@ fn taken(memory: &ProcessMemory) -> Vec<String> {
     notes
 }
 
-/// The IOMMU of the process's devices, else the usual one of this architecture; and which it is.
-fn iommu(machine: &MachineFiles, files: Option<&DeviceFiles>) -> (PaperIommu, String) {
-    let groups = files.map_or(&[][..], |files| &files.groups);
-    let device = groups.iter().find_map(|group| machine.device_of_group(*group));
-    if let Some((bdf, Ok(iommu))) = device.map(|bdf| (bdf, machine.iommu_of(bdf))) {
-        return (iommu, format!("the IOMMU is that of {bdf}, a device of the process"));
+/// The devices of a process: those that its files name, or else those of its groups that VFIO has.
+fn functions(machine: &MachineFiles, files: &DeviceFiles) -> Vec<Bdf> {
+    if !files.functions.is_empty() {
+        return files.functions.clone();
     }
-    let kind = match std::env::consts::ARCH {
+    let of_group = |group: &u32| machine.devices_of_group(*group);
+    files.groups.iter().flat_map(of_group).filter(|bdf| machine.is_vfio(*bdf)).collect()
+}
+
+/// The usual IOMMU of this architecture.
+fn usual_iommu() -> PaperIommu {
+    PaperIommu::new(match std::env::consts::ARCH {
         "aarch64" => IommuModel::SmmuV3,
         "riscv64" => IommuModel::Riscv,
         _ => IommuModel::Vtd,
-    };
-    let note = format!("the IOMMU is assumed to be {kind}: name it by --device or --iommu");
-    (PaperIommu::new(kind), note)
+    })
+}
+
+fn kind_of(iommu: &PaperIommu) -> String {
+    iommu.kind.map_or_else(String::new, |kind| kind.to_string())
 }
 
 /// What the process may still pin. What it has pinned of the same memory is inferred.

@@ -5,13 +5,15 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use dmaspan::{Iova, Prot, UserAddr, UserRange};
+use dmaspan_linux::Bdf;
 use dmaspan_linux::machine::MachineFiles;
 use dmaspan_linux::plan::forecast::{
     Backing, IommuModel, PaperIommu, PaperLayout, PaperLimits, PaperRegion, RegionPages,
 };
 use dmaspan_linux::vfio::LockedBy;
 
-use super::Source;
+use super::args::PlanArgs;
+use super::{Source, devices};
 use dmaspan_cli::size::ByteSize;
 
 /// A command line that was not read.
@@ -51,7 +53,11 @@ const M2: u64 = 2 << 20;
 /// # Errors
 ///
 /// [`QemuError`], with the option that is wrong.
-pub(super) fn source(path: &Path, machine: &MachineFiles) -> Result<Source, QemuError> {
+pub(super) fn source(
+    path: &Path,
+    machine: &MachineFiles,
+    args: &PlanArgs,
+) -> Result<Source, QemuError> {
     let is_stdin = path == Path::new("-");
     let from = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let unreadable = |source| QemuError::Unreadable { from: from.clone(), source };
@@ -67,9 +73,38 @@ pub(super) fn source(path: &Path, machine: &MachineFiles) -> Result<Source, Qemu
     if u64::try_from(text.len()).is_ok_and(|len| len > LONGEST) {
         return Err(QemuError::TooLong);
     }
-    let mut source = parse(&text)?;
-    source.layout.kernel = machine.kernel();
+    let CommandLineSource { mut source, functions, named } = parse(&text)?;
+    let Source { layout, notes, .. } = &mut source;
+    layout.kernel = machine.kernel();
+    devices::limits_here(machine, &mut layout.limits);
+    layout.device_node = functions.iter().find_map(|function| machine.node_of(*function));
+    if args.iommu.is_none()
+        && args.device.is_none()
+        && let Some(iommu) = devices::iommu(machine, &functions, notes)
+    {
+        layout.iommu = iommu;
+    }
+    let is_there = |bdf: &Bdf| machine.has_device(*bdf);
+    let (here, absent): (Vec<Bdf>, Vec<Bdf>) = functions.into_iter().partition(is_there);
+    layout.regions.extend(devices::bars(machine, &here, notes));
+    let absent = absent.iter().map(Bdf::to_string).chain(named);
+    notes.extend(absent.map(|device| format!("the BARs of {device} are left out: it is not here")));
+    if args.memlock.is_none() {
+        own_limit(layout, machine, notes);
+    }
     Ok(source)
+}
+
+/// The shell that starts QEMU passes its limit on, and this program has that of the shell.
+fn own_limit(layout: &mut PaperLayout, machine: &MachineFiles, notes: &mut Vec<String>) {
+    let Ok(own) = machine.limits_of(std::process::id()) else { return };
+    layout.limits.memlock = own.memlock;
+    if let Some(limit) = own.memlock {
+        notes.push(format!(
+            "QEMU is taken to have the limit of this shell, {}: name another by --memlock",
+            ByteSize::new(limit)
+        ));
+    }
 }
 
 /// The words of a command line, as a shell splits them, or as `/proc/PID/cmdline` has them.
@@ -181,6 +216,14 @@ impl QemuMachine {
     }
 }
 
+/// What a command line lays out, and which devices it names.
+struct CommandLineSource {
+    source: Source,
+    functions: Vec<Bdf>,
+    /// Devices that it names otherwise than by their address.
+    named: Vec<String>,
+}
+
 /// What was read so far.
 struct CommandLine {
     program: String,
@@ -192,6 +235,8 @@ struct CommandLine {
     used: Vec<(u32, String)>,
     path: Option<String>,
     devices: u32,
+    functions: Vec<Bdf>,
+    named: Vec<String>,
     has_viommu: bool,
     locked_by: LockedBy,
     ignored: Vec<String>,
@@ -218,7 +263,7 @@ const ALONE: [&str; 16] = [
     "version",
 ];
 
-fn parse(text: &str) -> Result<Source, QemuError> {
+fn parse(text: &str) -> Result<CommandLineSource, QemuError> {
     let words = split(text)?;
     let mut line = CommandLine::new();
     let mut words = words.iter().map(String::as_str).peekable();
@@ -250,6 +295,8 @@ impl CommandLine {
             used: Vec::new(),
             path: None,
             devices: 0,
+            functions: Vec::new(),
+            named: Vec::new(),
             has_viommu: false,
             locked_by: LockedBy::Process,
             ignored: Vec::new(),
@@ -392,7 +439,11 @@ impl CommandLine {
             name if name.starts_with("vfio-pci") => {
                 self.devices += 1;
                 let host = option.get("host").or(option.get("sysfsdev")).unwrap_or("its device");
-                self.notes.push(format!("the BARs of {host} are left out"));
+                let last = host.rsplit('/').next().unwrap_or(host);
+                match last.parse() {
+                    Ok(bdf) => self.functions.push(bdf),
+                    Err(_) => self.named.push(host.to_owned()),
+                }
                 if option.get("iommufd").is_some() {
                     self.locked_by = LockedBy::User;
                 }
@@ -433,7 +484,7 @@ impl CommandLine {
         Ok(memories)
     }
 
-    fn source(mut self) -> Result<Source, QemuError> {
+    fn source(mut self) -> Result<CommandLineSource, QemuError> {
         let memories = self.memory()?;
         let machine = self.machine.unwrap_or_else(|| {
             if self.program.contains("aarch64") || self.program.contains("riscv") {
@@ -473,8 +524,10 @@ impl CommandLine {
             kernel: None,
             devices: self.devices.max(1),
             has_viommu: self.has_viommu,
+            device_node: None,
         };
-        Ok(Source { title: "QEMU's command line".to_owned(), layout, notes })
+        let source = Source { title: "QEMU's command line".to_owned(), layout, notes };
+        Ok(CommandLineSource { source, functions: self.functions, named: self.named })
     }
 }
 
@@ -516,7 +569,7 @@ mod tests {
     use super::*;
 
     fn regions(text: &str) -> Vec<(u64, u64, Backing)> {
-        let layout = parse(text).unwrap().layout;
+        let layout = parse(text).unwrap().source.layout;
         let place =
             |region: &PaperRegion| (region.iova.unwrap().get(), region.len(), region.backing);
         layout.regions.iter().map(place).collect()
@@ -550,7 +603,7 @@ mod tests {
         let huge = Backing::Hugetlb;
         let expected = [(0, 2 * GIB, huge), (4 * GIB, GIB, huge), (5 * GIB, 3 * GIB, huge)];
         assert_eq!(regions(text), expected);
-        let source = parse(text).unwrap();
+        let CommandLineSource { source, .. } = parse(text).unwrap();
         assert_eq!(source.layout.regions[2].pages, RegionPages::Of(GIB));
         assert_eq!(Forecast::new(&source.layout).unwrap().maps.len(), 3);
     }
@@ -561,7 +614,10 @@ mod tests {
             -device intel-iommu,aw-bits=48 -object iommufd,id=i \
             -device vfio-pci,host=01:00.0,iommufd=i -device \"vfio-pci,host=02:00.0\" \
             -device virtio-net-pci -drive file=a.img disk.img";
-        let Source { layout, notes, .. } = parse(text).unwrap();
+        let CommandLineSource { source, functions, .. } = parse(text).unwrap();
+        let Source { layout, notes, .. } = source;
+        let functions: Vec<String> = functions.iter().map(Bdf::to_string).collect();
+        assert_eq!(functions, ["0000:01:00.0", "0000:02:00.0"]);
         assert_eq!((layout.devices, layout.has_viommu), (2, true));
         assert_eq!(layout.limits.locked_by, LockedBy::User);
         let ignored = notes.last().unwrap();
@@ -572,7 +628,7 @@ mod tests {
         }
         let nul = text.replace("\\\n", " ").replace('"', "");
         let nul = nul.split_whitespace().collect::<Vec<_>>().join("\0");
-        assert_eq!(parse(&nul).unwrap().layout.devices, 2);
+        assert_eq!(parse(&nul).unwrap().source.layout.devices, 2);
     }
 
     #[test]
@@ -604,6 +660,6 @@ mod tests {
             assert!(!error.contains('\n'));
         }
         // Nothing at all is a machine of the usual size.
-        assert_eq!(parse("").unwrap().layout.regions.len(), 1);
+        assert_eq!(parse("").unwrap().source.layout.regions.len(), 1);
     }
 }

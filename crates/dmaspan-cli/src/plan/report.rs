@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dmaspan_linux::plan::forecast::{
-    Forecast, ForecastMap, LeafCount, PaperLayout, PaperRegion, PlanFinding, PlanSeverity,
+    Forecast, ForecastMap, LeafCount, Mend, PaperLayout, PaperRegion, PlanFinding, PlanSeverity,
 };
 use dmaspan_linux::vfio::LockedBy;
 use serde::Serialize;
@@ -22,6 +22,7 @@ pub(super) struct PlanReport {
     kernel: Option<String>,
     devices: u32,
     viommu: bool,
+    device_node: Option<u32>,
     regions: Vec<RegionRow>,
     maps: Vec<MapRow>,
     mappings: Mappings,
@@ -102,6 +103,12 @@ struct FindingRow {
 #[derive(Debug, Serialize)]
 struct MendRow {
     action: String,
+    /// For a shell of root, in their order.
+    commands: Vec<String>,
+    /// For QEMU, behind its others.
+    options: Vec<String>,
+    /// Where to map instead.
+    at: Option<u64>,
     gain: String,
 }
 
@@ -138,6 +145,7 @@ impl PlanReport {
             kernel: layout.kernel.map(|kernel| kernel.to_string()),
             devices: layout.devices,
             viommu: layout.has_viommu,
+            device_node: layout.device_node,
             regions: layout.regions.iter().map(RegionRow::new).collect(),
             maps: forecast.maps.iter().map(|map| MapRow::new(map, layout)).collect(),
             mappings: Mappings { needed: forecast.maps.len(), left: limits.mappings_left() },
@@ -211,9 +219,9 @@ impl MapRow {
 
 impl FindingRow {
     fn new(finding: &PlanFinding) -> Self {
-        let mend = |mend: dmaspan_linux::plan::forecast::Mend| {
-            let dmaspan_linux::plan::forecast::Mend { action, gain } = mend;
-            MendRow { action, gain }
+        let mend = |mend: Mend| {
+            let Mend { action, commands, options, iova, gain } = mend;
+            MendRow { action, commands, options, at: iova.map(|iova| iova.get()), gain }
         };
         Self {
             name: finding.name(),

@@ -149,11 +149,17 @@ fn spans(map: &ForecastMap) -> String {
     }
 }
 
-/// How many leaves there are, and of which size most bytes are.
+/// How many leaves there are of the size that most bytes are in, and how many others.
 fn leaves(leaves: &[LeafCount]) -> String {
-    let most = leaves.iter().max_by_key(|leaf| leaf.size.saturating_mul(leaf.count));
+    let Some(most) = leaves.iter().max_by_key(|leaf| leaf.size.saturating_mul(leaf.count)) else {
+        return String::new();
+    };
     let all = leaves.iter().map(|leaf| leaf.count).fold(0, u64::saturating_add);
-    most.map_or(String::new(), |leaf| format!("{}×{}", short(all), units::page_size(leaf.size)))
+    let first = format!("{}×{}", short(most.count), units::page_size(most.size));
+    match all - most.count {
+        0 => first,
+        others => format!("{first} +{}", short(others)),
+    }
 }
 
 fn push_sums(text: &mut String, layout: &PaperLayout, forecast: &Forecast) {

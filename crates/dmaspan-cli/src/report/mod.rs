@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use dmaspan_linux::vfio::{Backend, Requests};
 use serde::Serialize;
 
+use crate::doctor::CheckRow;
 use crate::pinned::Witness;
 use dmaspan_cli::series::{HUGE_PFNMAPS, LARGE_FOLIOS, SeriesValue};
 use dmaspan_cli::size::ByteSize;
@@ -20,6 +21,8 @@ use dmaspan_cli::units::page_size;
 /// tell is absent there.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
+    /// The machine before the run, as `dmaspan doctor` says it.
+    pub(crate) machine: Vec<CheckRow>,
     /// What mapped: `soft`, `vfio`, `iommufd` or `compat`.
     pub(crate) backend: &'static str,
     #[serde(flatten)]
@@ -189,6 +192,7 @@ impl Report {
     /// One without rows.
     pub(crate) fn new(backend: &'static str, granule: u64, runs: u32) -> Self {
         Self {
+            machine: Vec::new(),
             backend,
             real: None,
             size_bytes: 0,
@@ -373,6 +377,7 @@ pub(crate) mod examples {
         let skipped =
             Row::Skipped { memory: "hugetlb".to_owned(), skipped: "no pool: do this".to_owned() };
         Report {
+            machine: Vec::new(),
             backend: "soft",
             real: None,
             size_bytes: 1 << 30,

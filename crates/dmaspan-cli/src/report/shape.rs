@@ -17,7 +17,7 @@ fn the_shape_is_the_one_that_scripts_use() {
             "total_ns": total_ns, "gibps": 82.6})
     };
     let expected = json!({
-        "backend": "soft", "size_bytes": 1 << 30, "granule": 4096, "runs": 5,
+        "machine": [], "backend": "soft", "size_bytes": 1 << 30, "granule": 4096, "runs": 5,
         "pin": "io_uring", "frames": "physical",
         "rows": [
             {
@@ -41,7 +41,7 @@ fn a_real_device_has_no_figures_of_tables() {
     let value: Value = serde_json::from_str(&render(&examples::real_report())).unwrap();
     let times = |total_ns: u64, gibps: f64| json!({"total_ns": total_ns, "gibps": gibps});
     let expected = json!({
-        "backend": "vfio", "device": "0000:00:05.0",
+        "machine": [], "backend": "vfio", "device": "0000:00:05.0",
         "iommu": {
             "apertures": [[0, 0xfedf_ffff_u64], [0xfef0_0000_u64, (1_u64 << 39) - 1]],
             "page_sizes": [4096, 2 << 20, 1 << 30], "mappings_limit": 65535,

@@ -6,6 +6,7 @@ use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
 use super::{By, Figures, Phase, RealDevice, Report, Row, Way, real_table};
+use crate::doctor;
 use crate::pinned::Witness;
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
@@ -13,7 +14,11 @@ use dmaspan_cli::units;
 
 /// The report as text, with a newline at its end.
 pub(crate) fn render(report: &Report, marks: Marks) -> String {
-    let mut text = heading(report);
+    let mut text = doctor::paragraph(&report.machine, marks);
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text.push_str(&heading(report));
     let figures: Vec<&Figures> = report
         .rows
         .iter()

@@ -407,3 +407,26 @@ fn a_reader_that_goes_away_is_no_panic() {
         assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn what_the_doctor_says_alone_is_what_map_says_first() {
+    let _turn = turn();
+    // How much is free changes from one run to the next.
+    let lines = |output: &Output| -> Vec<String> {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let first = text.lines().take_while(|line| !line.is_empty());
+        first.map(|line| line.replace(|c: char| c.is_ascii_digit(), "")).collect()
+    };
+    let doctor = run(&["doctor"]);
+    let map = run(&["map", "1M", "--memory", "base", "--runs", "1"]);
+    assert!(lines(&doctor).len() >= 7);
+    assert_eq!(lines(&map), lines(&doctor));
+    let json =
+        |arguments: &[&str]| -> Value { serde_json::from_slice(&run(arguments).stdout).unwrap() };
+    let names = |checks: &Value| -> Vec<String> {
+        let checks = checks.as_array().unwrap();
+        checks.iter().map(|check| check["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let map = json(&["map", "1M", "--memory", "base", "--runs", "1", "--format", "json"]);
+    assert_eq!(names(&map["machine"]), names(&json(&["doctor", "--format", "json"])["checks"]));
+}

@@ -4,6 +4,7 @@ mod cli;
 mod devices;
 mod inspect;
 mod plan;
+mod process;
 mod qemu;
 #[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
 mod turn;

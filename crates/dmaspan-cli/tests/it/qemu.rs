@@ -171,6 +171,7 @@ fn compare(qemu: &Qemu, expected: &[(Backing, u64)]) {
         kernel: machine.kernel(),
         devices: 1,
         has_viommu: false,
+        device_node: None,
     };
     let forecast = Forecast::new(&layout).unwrap();
     map_all(&forecast, &regions);

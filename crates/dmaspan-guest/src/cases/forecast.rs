@@ -1,20 +1,26 @@
 //! A forecast beside the kernel's answers afterwards.
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, Prot};
 use dmaspan_linux::machine::MachineFiles;
 use dmaspan_linux::plan::forecast::{
-    Backing, Forecast, PaperIommu, PaperLayout, PaperLimits, PaperRegion, PlanFinding,
-    PlanSeverity, RegionPages,
+    Backing, Forecast, LinuxVersion, PaperIommu, PaperLayout, PaperLimits, PaperRegion,
+    PlanFinding, PlanSeverity, RegionPages,
 };
-use dmaspan_linux::plan::{MapError, Mapper, PlanError, Region};
+use dmaspan_linux::plan::{MapError, Mapper, MmioSpace, PlanError, Region};
 use dmaspan_linux::vfio::{self, Backend, LockedBy, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use rustix::thread::{
+    CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities,
+};
+use serde_json::Value;
 
+use super::context::PEER;
 use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, page, same};
 
 const ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
@@ -27,7 +33,23 @@ pub(super) const CASES: &[Case] = &[
         &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
         mappings,
     ),
+    case(
+        "forecast/the_limit_of_mappings_of_type1_was_not_said_of_iommufd_and_does_not_bind_it",
+        &[Need::Backend, Need::OneOf(&[Backend::Iommufd, Backend::Compat])],
+        unlimited,
+    ),
     case("forecast/what_lies_outside_of_the_apertures_was_said", BACKEND, outside),
+    case(
+        "forecast/a_bar_beyond_the_aperture_was_said_and_fits_where_it_was_said",
+        &[Need::Backend, Need::Peer],
+        bar,
+    ),
+    case("forecast/what_sysfs_says_of_the_iommu_is_what_the_kernel_maps", BACKEND, sysfs),
+    case(
+        "forecast/advice_that_a_shell_follows_to_the_letter_ends_in_what_fits",
+        &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
+        advice,
+    ),
 ];
 
 /// What the kernel has of this process: VmLck or VmPin, by whom it counts.
@@ -81,6 +103,7 @@ fn layout(context: &Context, space: &VfioSpace, regions: &[Region]) -> Result<Pa
         kernel: MachineFiles::new().kernel(),
         devices: 1,
         has_viommu: false,
+        device_node: None,
     })
 }
 
@@ -184,6 +207,27 @@ fn mappings(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
+/// As many mappings as type 1 would refuse.
+fn unlimited(context: &Context) -> Result {
+    let Ok(usual) = fs::read_to_string(ENTRY_LIMIT) else {
+        return Ok(Outcome::Skipped(format!("the kernel has no {ENTRY_LIMIT}")));
+    };
+    fs::write(ENTRY_LIMIT, "4")?;
+    let opened = context.open();
+    fs::write(ENTRY_LIMIT, usual.trim())?;
+    let (space, _device) = opened?;
+    let memory = base(MIB)?;
+    let piece = |n: u64| Region::part(&memory, 2 * n * page(), page(), Prot::READ_WRITE);
+    let regions = (0..5).map(piece).collect::<Result<Vec<_>, _>>()?;
+    let forecast = Forecast::new(&layout(context, &space, &regions)?)?;
+    check!(forecast.verdict() < PlanSeverity::Fails);
+    let mapped = Mapper::new(space)?.map(regions)?;
+    same(mapped.plan().maps().len(), forecast.maps.len(), "maps")?;
+    same(forecast.maps.len(), 5, "maps")?;
+    mapped.unmap()?;
+    Ok(Outcome::Passed)
+}
+
 /// Why the planner refuses a region.
 fn planned_error(forecast: &Forecast) -> Result<PlanError> {
     let errors = forecast.findings.iter().filter_map(|finding| match finding {
@@ -212,5 +256,189 @@ fn outside(context: &Context) -> Result {
         same(mapper.space().requests(), before, "requests")?;
         println!("{what}: refused, as was said");
     }
+    Ok(Outcome::Passed)
+}
+
+/// Registers at the first address that the IOMMU does not translate: of one with 39 bits, 2^39.
+fn bar(context: &Context) -> Result {
+    let (space, _device) = context.open()?;
+    let peer = space.attach(PEER.parse()?)?;
+    let bar = peer.bar(2)?;
+    let last = space.limits().apertures.last().copied().ok_or("there is no aperture")?;
+    let beyond = last.last().checked_add(1).unwrap_or(Iova::new(1 << 63));
+    let command_line = fs::read_to_string("/proc/cmdline")?;
+    let told = command_line.split_whitespace().find_map(|word| word.strip_prefix(BITS));
+    if let Some(bits) = told {
+        same(beyond, Iova::new(1 << bits.parse::<u32>()?), "the first address beyond")?;
+    }
+    let paper = |at| -> Result<Forecast> {
+        let registers = PaperRegion {
+            name: "BAR 2".to_owned(),
+            user: VfioSpace::bar_range(&bar, 0..bar.len())?,
+            memory: 0,
+            iova: Some(at),
+            prot: Prot::READ_WRITE,
+            backing: Backing::Registers,
+            pages: RegionPages::Of(bar.len()),
+            spans: None,
+            resident: 0,
+            node: None,
+        };
+        let mut layout = layout(context, &space, &[])?;
+        layout.regions = vec![registers];
+        Ok(Forecast::new(&layout)?)
+    };
+    let forecast = paper(beyond)?;
+    let refused = planned_error(&forecast)?;
+    let mends = forecast.findings.iter().flat_map(PlanFinding::mends);
+    let instead = mends.filter_map(|mend| mend.iova).next().ok_or("no other address was said")?;
+    let again = paper(instead)?;
+    check!(again.verdict() < PlanSeverity::Fails);
+    same(again.locked, 0, "locked bytes")?;
+    let before = counted(context)?;
+    let mapper = Mapper::new(space)?;
+    let map = |at| mapper.map_bar(&bar, 0..bar.len(), Some(at), Prot::READ_WRITE);
+    match map(beyond) {
+        Err(MapError::Plan(error)) => same(error, refused, "what the mapper said")?,
+        other => return Err(format!("{beyond} gave {other:?}").into()),
+    }
+    let mapped = match map(instead) {
+        // iommufd's compatibility mode, and older kernels' iommufd, map no registers.
+        Err(MapError::Refused {
+            source: vfio::Error::NotPinnable { .. } | vfio::Error::NoDmaBuf { .. },
+            ..
+        }) => {
+            return Ok(Outcome::Skipped("refused, as was said; this kernel maps none".to_owned()));
+        }
+        result => result?,
+    };
+    same(mapped.iova(), instead, "where it is")?;
+    same(counted(context)?, before, "locked bytes")?;
+    println!("{beyond} was refused and {instead} was not, as was said");
+    Ok(Outcome::Passed)
+}
+
+/// The word of the kernel's command line that says how many bits the IOMMU translates.
+const BITS: &str = "dmaspan.bits=";
+
+/// What is read without touching the IOMMU, and what the kernel says when it is asked.
+fn sysfs(context: &Context) -> Result {
+    let found = match MachineFiles::new().iommu_of(context.device.parse()?) {
+        Ok(found) => found,
+        Err(error) => return Ok(Outcome::Skipped(error.to_string())),
+    };
+    let (space, _device) = context.open()?;
+    let (told, said) = (space.limits(), found.iommu.limits(None));
+    println!("{:?} with {} bits", found.iommu.kind, found.iommu.address_bits);
+    if let Some(assumed) = found.assumed {
+        return Ok(Outcome::Skipped(assumed));
+    }
+    same(said.apertures, told.apertures, "apertures")?;
+    // iommufd tells the smallest size alone.
+    let sizes = match context.backend {
+        Backend::Iommufd => said.page_sizes & said.page_sizes.wrapping_neg(),
+        _ => said.page_sizes,
+    };
+    same(sizes, told.page_sizes, "page sizes")?;
+    Ok(Outcome::Passed)
+}
+
+const SHELL: &str = "/bin/sh";
+const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+/// What a shell does that begins with what was said.
+fn shell(script: &str, command: &str) -> Result<Output> {
+    let script = format!("{script}\nexec {command}");
+    let mut shell = Command::new(SHELL);
+    Ok(shell.args(["-c", &script]).env("PATH", "/bin").stdin(Stdio::null()).output()?)
+}
+
+/// Does what the first mend of the worst finding says, until a command line of QEMU fits: commands
+/// go into the script as they are, and options behind the others. Returns the script, and how often
+/// something was done.
+fn follow(script: &str, line: &str, device: &str) -> Result<(String, usize)> {
+    let (mut script, mut line) = (script.to_owned(), line.to_owned());
+    for done in 0..ROUNDS {
+        fs::write("/tmp/qemu-line", &line)?;
+        let plan = format!("dmaspan plan --qemu-cmdline /tmp/qemu-line --device {device}");
+        let output = shell(&script, &format!("{plan} --format json"))?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        let report: Value =
+            serde_json::from_slice(&output.stdout).map_err(|error| format!("{error}: {why}"))?;
+        let fails = report["verdict"] == "fails";
+        same(output.status.code(), Some(i32::from(fails)), "the exit code")?;
+        if report["verdict"] == "fits" {
+            return Ok((script, done));
+        }
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let findings = list(&report["findings"]);
+        let worst = findings.first().ok_or("it does not fit, and nothing is said")?;
+        println!("{}: {}", worst["severity"], worst["text"]);
+        let mends = list(&worst["mends"]);
+        let mend = mends.first().ok_or("nothing mends it")?;
+        let words = |name: &str| -> Vec<String> {
+            list(&mend[name]).iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+        };
+        let (commands, options) = (words("commands"), words("options"));
+        if commands.is_empty() && options.is_empty() {
+            return Err(format!("`{}` cannot be done as it stands", mend["action"]).into());
+        }
+        for command in commands {
+            println!("$ {command}");
+            script = format!("{script}\n{command}");
+        }
+        for option in options {
+            println!("+ {option}");
+            line = format!("{line} {option}");
+        }
+    }
+    Err(format!("it does not fit after {ROUNDS} rounds").into())
+}
+
+const ROUNDS: usize = 8;
+
+fn advice(context: &Context) -> Result {
+    if !Path::new(SHELL).exists() {
+        return Ok(Outcome::Skipped(format!("the guest has no {SHELL}")));
+    }
+    if MachineFiles::new().kernel().is_none_or(|kernel| kernel < LinuxVersion::BY_FOLIO) {
+        return Ok(Outcome::Skipped("its advice is another kernel".to_owned()));
+    }
+    // Programs that are started from here on have the limits of everybody.
+    remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK)?;
+    let device = context.device.as_str();
+    let (pool, limit) = (fs::read_to_string(POOL)?, fs::read_to_string(ENTRY_LIMIT)?);
+    let result = advice_of(device);
+    fs::write(POOL, pool.trim())?;
+    fs::write(ENTRY_LIMIT, limit.trim())?;
+    result
+}
+
+fn advice_of(device: &str) -> Result {
+    // Too little may be locked, there is no hugetlb page, and the memory has base pages.
+    fs::write(POOL, "0")?;
+    let little = "ulimit -S -l 64";
+    let line = "qemu-system-x86_64 -M q35 -m 64M -device vfio-pci,host=0000:00:05.0 \
+                -object memory-backend-memfd,id=ram,size=64M -machine memory-backend=ram";
+    let map = format!("dmaspan map 64M --runs 1 --memory hugetlb --backend vfio:{device}");
+    check!(!shell(little, &map)?.status.success(); "it was mapped before anything was done");
+    let (script, done) = follow(little, line, device)?;
+    check!(done >= 2; "less was to be done than there was wrong");
+    let output = shell(&script, &map)?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    check!(output.status.success(); "it is not mapped after all was done");
+    check!(said.contains("64 MiB were mapped"); "the program does not say that it mapped");
+    // A pool that is too small for memory that is asked for.
+    fs::write(POOL, "0")?;
+    let line = "qemu-system-x86_64 -M q35 -m 64M -device vfio-pci,host=0000:00:05.0 \
+                -object memory-backend-memfd,id=ram,size=64M,hugetlb=on \
+                -machine memory-backend=ram";
+    let (_, done) = follow("ulimit -l unlimited", line, device)?;
+    same((done, fs::read_to_string(POOL)?.trim()), (1, "32"), "pages of the pool")?;
+    // A mapping more than there may be.
+    fs::write(ENTRY_LIMIT, "1")?;
+    let line = "qemu-system-x86_64 -M q35 -m 8G";
+    let (_, done) = follow("ulimit -l unlimited", line, device)?;
+    same((done, fs::read_to_string(ENTRY_LIMIT)?.trim()), (1, "2"), "mappings")?;
     Ok(Outcome::Passed)
 }

@@ -40,15 +40,14 @@ impl fmt::Display for MachineCheck {
 
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const NODES: &str = "sys/devices/system/node";
-const ENTRY_LIMIT: &str = "sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
 
 impl MachineFiles {
     /// Looks at transparent huge pages, the pools of hugetlb pages by node, the limits of this
     /// process, the IOMMU, VFIO and the kernel, in this order.
     pub fn checks(&self) -> Vec<MachineCheck> {
         let mut checks = vec![self.thp(), self.shmem()];
-        checks.extend(self.pools());
-        checks.extend([self.memlock(), self.cgroup(), self.iommu(), self.entry_limit()]);
+        checks.extend(self.pool_checks());
+        checks.extend([self.memlock(), self.cgroup(), self.iommu(), self.mappings()]);
         checks.push(self.version());
         checks
     }
@@ -95,7 +94,7 @@ impl MachineFiles {
     }
 
     /// The pools of the usual size of each node, and those of others that have pages.
-    fn pools(&self) -> Vec<MachineCheck> {
+    fn pool_checks(&self) -> Vec<MachineCheck> {
         let mut checks = Vec::new();
         let is_node = |name: &String| {
             name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok())
@@ -219,8 +218,8 @@ impl MachineFiles {
         }
     }
 
-    fn entry_limit(&self) -> MachineCheck {
-        match self.number(ENTRY_LIMIT) {
+    fn mappings(&self) -> MachineCheck {
+        match self.entry_limit() {
             Some(most) => {
                 let text = format!("VFIO type1: {most} mappings for each container");
                 MachineCheck::right("vfio", text)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{MachineFiles, field, kib_field};
 use crate::os;
+use crate::plan::forecast::PaperPool;
 
 /// What the kernel allows a process, and what it has of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,11 +33,13 @@ pub enum ProcessError {
     /// There is none of that number.
     #[error(
         "there is no process {pid}: it has ended, or it is in a container whose numbers are \
-         others; `pgrep -f NAME` on the host lists processes"
+         others; {}", in_containers(*pid, inside)
     )]
     Gone {
         /// Its number.
         pid: u32,
+        /// The numbers here of processes that have this number in a container.
+        inside: Vec<u32>,
     },
     /// It is somebody else's.
     #[error(
@@ -53,13 +56,11 @@ pub enum ProcessError {
     },
 }
 
-impl ProcessError {
-    pub(crate) fn new(pid: u32, file: &'static str, error: &io::Error) -> Self {
-        match error.raw_os_error() {
-            // A process that ends while its files are read.
-            Some(libc::ESRCH | libc::ENOENT) => Self::Gone { pid },
-            _ => Self::NotPermitted { pid, file, why: os::words(os::errno(error)) },
-        }
+fn in_containers(pid: u32, inside: &[u32]) -> String {
+    let numbers: Vec<String> = inside.iter().map(u32::to_string).collect();
+    match numbers.is_empty() {
+        true => "`pgrep -f NAME` on the host lists processes".to_owned(),
+        false => format!("{} has the number {pid} in a container", numbers.join(" or ")),
     }
 }
 
@@ -67,6 +68,59 @@ impl ProcessError {
 const CAP_IPC_LOCK: u32 = 14;
 
 impl MachineFiles {
+    /// Why a file of a process cannot be read.
+    pub(super) fn process_error(
+        &self,
+        pid: u32,
+        file: &'static str,
+        error: &io::Error,
+    ) -> ProcessError {
+        match error.raw_os_error() {
+            // Also a process that ends while its files are read.
+            Some(libc::ESRCH | libc::ENOENT) => {
+                ProcessError::Gone { pid, inside: self.with_inner_number(pid) }
+            }
+            _ => ProcessError::NotPermitted { pid, file, why: os::words(os::errno(error)) },
+        }
+    }
+
+    /// Processes that have a number in a PID namespace of their own (`NSpid` of proc(5)).
+    fn with_inner_number(&self, pid: u32) -> Vec<u32> {
+        let has = |name: &String| {
+            let outer = name.parse::<u32>().ok()?;
+            let status = self.text(Path::new("proc").join(name).join("status"))?;
+            let mut numbers = field(&status, "NSpid:")?.split_whitespace().skip(1);
+            numbers.any(|inner| inner.parse() == Ok(pid)).then_some(outer)
+        };
+        self.names("proc").iter().filter_map(has).collect()
+    }
+
+    /// How many mappings a container of VFIO type 1 may have (`dma_entry_limit`); `None` where the
+    /// module is not loaded.
+    pub fn entry_limit(&self) -> Option<u64> {
+        self.number("sys/module/vfio_iommu_type1/parameters/dma_entry_limit")
+    }
+
+    /// The pools of hugetlb pages of the machine, the smallest pages first
+    /// (Documentation/admin-guide/mm/hugetlbpage.rst).
+    pub fn pools(&self) -> Vec<PaperPool> {
+        let folder = Path::new("sys/kernel/mm/hugepages");
+        let pool = |name: &String| {
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let count = |file: &str| self.number(folder.join(name).join(file));
+            let (all, free) = (count("nr_hugepages")?, count("free_hugepages")?);
+            let more = count("nr_overcommit_hugepages").unwrap_or(0);
+            // Those that somebody has mapped and not touched are not free.
+            let free = free.saturating_sub(count("resv_hugepages").unwrap_or(0));
+            let page = kib.saturating_mul(1024);
+            let pages = all.saturating_add(more);
+            Some(PaperPool { page, pages, free: free.saturating_add(more) })
+        };
+        let mut pools: Vec<PaperPool> = self.names(folder).iter().filter_map(pool).collect();
+        pools.sort_unstable_by_key(|pool| pool.page);
+        pools
+    }
+
     /// What a process may pin and use, and what it has pinned.
     ///
     /// # Errors
@@ -75,7 +129,7 @@ impl MachineFiles {
     pub fn limits_of(&self, pid: u32) -> Result<ProcessLimits, ProcessError> {
         let folder = Path::new("proc").join(pid.to_string());
         let read = |name: &'static str| {
-            self.read(folder.join(name)).map_err(|error| ProcessError::new(pid, name, &error))
+            self.read(folder.join(name)).map_err(|error| self.process_error(pid, name, &error))
         };
         let (status, limits) = (read("status")?, read("limits")?);
         let capabilities =

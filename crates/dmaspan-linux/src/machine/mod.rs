@@ -20,7 +20,7 @@ mod limits;
 mod process;
 
 pub use checks::MachineCheck;
-pub use device::DeviceIommuError;
+pub use device::{DeviceIommu, DeviceIommuError};
 pub use limits::{ProcessError, ProcessLimits};
 pub use process::{DeviceFiles, NotTaken, ProcessChoice, ProcessMemory, ProcessRange};
 

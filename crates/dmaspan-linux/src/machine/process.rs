@@ -1,12 +1,13 @@
 //! The memory of a process that a device would be given.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use dmaspan::pin::{Kind, SpanSink, Stopped};
 use dmaspan::{PhysAddr, Prot, Span, UserAddr, UserRange};
 
-use super::{MachineFiles, ProcessError};
+use super::{MachineFiles, ProcessError, field};
 use crate::os;
 use crate::pagemap::{NoFrames, ProcessFrames};
 use crate::pci::Bdf;
@@ -79,6 +80,9 @@ pub struct DeviceFiles {
     pub devices: u32,
     /// The numbers of the groups of type 1.
     pub groups: Vec<u32>,
+    /// Which PCI functions the devices are, as far as the kernel tells: of iommufd always, of type
+    /// 1 since Linux 6.18.
+    pub functions: Vec<Bdf>,
 }
 
 /// The memory of a process.
@@ -130,7 +134,8 @@ impl MachineFiles {
     ) -> Result<ProcessMemory, ProcessError> {
         let file = "smaps";
         let text = self.read(Path::new("proc").join(pid.to_string()).join(file));
-        let text = text.map_err(|error| ProcessError::new(pid, file, &error))?;
+        let text = text.map_err(|error| self.process_error(pid, file, &error))?;
+        let nodes = self.nodes_of(pid);
         let mut memory = ProcessMemory {
             regions: Vec::new(),
             ranges: Vec::new(),
@@ -148,7 +153,8 @@ impl MachineFiles {
                     Some((number, before)) if before.goes_on_with(smap) => number,
                     _ => smap.user.start().get(),
                 };
-                memory.regions.push(smap.region(part, number));
+                let node = nodes.get(&smap.user.start().get()).copied();
+                memory.regions.push(PaperRegion { node, ..smap.region(part, number) });
                 before = Some((number, smap));
             }
         }
@@ -164,8 +170,9 @@ impl MachineFiles {
     ///
     /// [`ProcessError`] where there is none, or it may not be looked at.
     pub fn device_files_of(&self, pid: u32) -> Result<DeviceFiles, ProcessError> {
-        let folder = self.path(Path::new("proc").join(pid.to_string()).join("fd"));
-        let failed = |error: std::io::Error| ProcessError::new(pid, "fd", &error);
+        let of_process = Path::new("proc").join(pid.to_string());
+        let folder = self.path(of_process.join("fd"));
+        let failed = |error: std::io::Error| self.process_error(pid, "fd", &error);
         let mut files = DeviceFiles::default();
         for entry in fs::read_dir(&folder).map_err(failed)?.flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
@@ -173,22 +180,61 @@ impl MachineFiles {
             match target.as_ref() {
                 "/dev/vfio/vfio" => files.containers += 1,
                 "/dev/iommu" => files.iommufds += 1,
-                "anon_inode:[vfio-device]" => files.devices += 1,
-                other => match other.strip_prefix("/dev/vfio/") {
-                    Some(name) if name.starts_with("devices/") => files.devices += 1,
-                    Some(name) => files.groups.extend(name.parse::<u32>().ok()),
-                    None => {}
-                },
+                "anon_inode:[vfio-device]" => {
+                    files.devices += 1;
+                    // Documentation/filesystems/proc.rst, "VFIO Device files".
+                    let info = self.text(of_process.join("fdinfo").join(entry.file_name()));
+                    let path = info.as_deref().and_then(|info| field(info, "vfio-device-syspath:"));
+                    files.functions.extend(path.and_then(function));
+                }
+                other => {
+                    if let Some(name) = other.strip_prefix("/dev/vfio/devices/") {
+                        files.devices += 1;
+                        files.functions.extend(self.function_of_node(name));
+                    } else if let Some(name) = other.strip_prefix("/dev/vfio/") {
+                        files.groups.extend(name.parse::<u32>().ok());
+                    }
+                }
             }
         }
+        files.functions.sort_unstable();
+        files.functions.dedup();
         Ok(files)
     }
 
-    /// A device of a group.
-    pub fn device_of_group(&self, group: u32) -> Option<Bdf> {
-        let names = self.names(format!("sys/kernel/iommu_groups/{group}/devices"));
-        names.iter().find_map(|name| name.parse().ok())
+    /// The function of a node in `/dev/vfio/devices`.
+    fn function_of_node(&self, name: &str) -> Option<Bdf> {
+        let link = Path::new("sys/class/vfio-dev").join(name).join("device");
+        function(fs::read_link(self.path(link)).ok()?.to_str()?)
     }
+
+    /// The NUMA node that most of each range of a process is on, by the range's address
+    /// (`/proc/PID/numa_maps` of numa(7)); nothing where the kernel does not tell.
+    fn nodes_of(&self, pid: u32) -> BTreeMap<u64, u32> {
+        let text = self.text(Path::new("proc").join(pid.to_string()).join("numa_maps"));
+        let line = |line: &str| {
+            let mut words = line.split_whitespace();
+            let start = u64::from_str_radix(words.next()?, 16).ok()?;
+            let pages = |word: &str| {
+                let (node, pages) = word.strip_prefix('N')?.split_once('=')?;
+                Some((pages.parse::<u64>().ok()?, node.parse::<u32>().ok()?))
+            };
+            let (_, node) = words.filter_map(pages).max()?;
+            Some((start, node))
+        };
+        text.unwrap_or_default().lines().filter_map(line).collect()
+    }
+
+    /// The devices of a group.
+    pub fn devices_of_group(&self, group: u32) -> Vec<Bdf> {
+        let names = self.names(format!("sys/kernel/iommu_groups/{group}/devices"));
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+}
+
+/// The function that a path of sysfs ends with.
+fn function(path: &str) -> Option<Bdf> {
+    path.rsplit('/').next()?.parse().ok()
 }
 
 impl ProcessMemory {

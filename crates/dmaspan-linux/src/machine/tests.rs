@@ -27,7 +27,12 @@ fn limits_of_a_process_are_those_of_its_files() {
     let limits = files(&fake).limits_of(7).unwrap();
     assert_eq!((limits.memlock, limits.has_ipc_lock), (None, true));
     let gone = files(&fake).limits_of(8).unwrap_err();
-    assert_eq!(gone, ProcessError::Gone { pid: 8 });
+    assert_eq!(gone, ProcessError::Gone { pid: 8, inside: Vec::new() });
+    // The number that process 7 has in its container.
+    fake.file("proc/7/status", "Name:\tqemu\nNSpid:\t7\t8\n");
+    let inside = files(&fake).limits_of(8).unwrap_err();
+    assert_eq!(inside, ProcessError::Gone { pid: 8, inside: vec![7] });
+    assert!(inside.to_string().ends_with("7 has the number 8 in a container"), "{inside}");
     let own = MachineFiles::new().limits_of(std::process::id()).unwrap();
     assert!(own.memlock.is_none_or(|limit| limit > 0));
 }
@@ -79,12 +84,83 @@ fn the_iommu_of_a_device_is_read_from_its_registers_and_reserved_regions() {
     fake.file("sys/class/iommu/dmar0/intel-iommu/cap", &cap)
         .link(&format!("{device}/iommu"), "sys/class/iommu/dmar0")
         .file(&format!("{device}/iommu_group/reserved_regions"), regions);
-    let iommu = files(&fake).iommu_of(bdf).unwrap();
+    let found = files(&fake).iommu_of(bdf).unwrap();
+    assert_eq!(found.assumed, None);
+    let iommu = found.iommu;
     assert_eq!((iommu.kind, iommu.address_bits), (Some(IommuModel::Vtd), 39));
     assert_eq!(iommu.page_sizes, 1 << 12 | 1 << 21);
     assert_eq!(iommu.reserved.len(), 1);
     let last = iommu.limits(None).apertures.last().map(|aperture| aperture.last().get());
     assert_eq!(last, Some((1 << 39) - 1));
+}
+
+#[test]
+fn an_iommu_that_linux_tells_nothing_of_is_assumed_in_words() {
+    let bdf: Bdf = "0000:00:05.0".parse().unwrap();
+    let of = |name: &str, file: Option<(&str, &str)>| {
+        let fake = Machine::new();
+        let class = format!("sys/class/iommu/{name}");
+        fake.link("sys/bus/pci/devices/0000:00:05.0/iommu", &class);
+        if let Some((path, text)) = file {
+            fake.file(&format!("{class}/{path}"), text);
+        }
+        let found = files(&fake).iommu_of(bdf).unwrap();
+        (found.iommu.kind, found.iommu.address_bits, found.assumed)
+    };
+    let features = "amd-iommu/features";
+    for (text, bits) in [("58f77ef22294ade:0", 64), ("65a:0", 57), ("25a", 48)] {
+        let amd = of("ivhd0", Some((features, text)));
+        assert_eq!(amd, (Some(IommuModel::Amd), bits, None), "{text}");
+    }
+    let kinds = [
+        ("smmu3.0x0000000009050000", IommuModel::SmmuV3, None, "`dmesg | grep ias` may say it"),
+        ("riscv-iommu@0000:00:01.0", IommuModel::Riscv, None, "`--iommu riscv,bits=N`"),
+        // A value that the specification reserves.
+        ("ivhd0", IommuModel::Amd, Some((features, "c00")), "the AMD-Vi has, and 48"),
+        ("dmar0", IommuModel::Vtd, Some(("intel-iommu/cap", "x")), "the Intel VT-d has, and 48"),
+    ];
+    for (name, kind, file, part) in kinds {
+        let (found, bits, assumed) = of(name, file);
+        assert_eq!((found, bits), (Some(kind), 48));
+        assert!(assumed.as_ref().is_some_and(|text| text.contains(part)), "{assumed:?}");
+    }
+}
+
+#[test]
+fn bars_and_nodes_of_a_device_and_pools_of_a_machine_are_read() {
+    let fake = Machine::new();
+    let bdf: Bdf = "0000:00:05.0".parse().unwrap();
+    fake.function("0000:00:05.0", "0x010802", "");
+    assert_eq!(files(&fake).node_of(bdf), None);
+    let resource = "0x00000000fe000000 0x00000000fe003fff 0x0000000000140204\n\
+        0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+        0x0000000000006000 0x000000000000603f 0x0000000000040101\n\
+        0x00000000fe004000 0x00000000fe0040ff 0x0000000000040200\n\
+        0x0000001000000000 0x00000017ffffffff 0x000000000014220c\n";
+    let device = "sys/bus/pci/devices/0000:00:05.0";
+    fake.file(&format!("{device}/resource"), resource).file(&format!("{device}/numa_node"), "1");
+    assert_eq!(files(&fake).node_of(bdf), Some(1));
+    let bars = files(&fake).bars_of(bdf);
+    let found: Vec<_> =
+        bars.iter().map(|bar| (bar.name.as_str(), bar.user.start().get(), bar.len())).collect();
+    // Ports are not mapped, nor are less than a page of registers.
+    let expected = [("00:05.0 BAR 0", 0xfe00_0000, 16 << 10), ("00:05.0 BAR 4", 1 << 36, 32 << 30)];
+    assert_eq!(found, expected);
+    assert!(bars.iter().all(|bar| bar.node == Some(1)));
+    let pool = |kib: u64| format!("sys/kernel/mm/hugepages/hugepages-{kib}kB");
+    for (kib, file, text) in [
+        (1 << 20, "nr_hugepages", "2"),
+        (1 << 20, "free_hugepages", "1"),
+        (2 << 10, "nr_hugepages", "512"),
+        (2 << 10, "free_hugepages", "300"),
+        (2 << 10, "resv_hugepages", "100"),
+        (2 << 10, "nr_overcommit_hugepages", "8"),
+    ] {
+        fake.file(&format!("{}/{file}", pool(kib)), text);
+    }
+    let [small, large] = files(&fake).pools()[..] else { panic!("no two pools") };
+    assert_eq!((small.page, small.pages, small.free), (2 << 20, 520, 208));
+    assert_eq!((large.page, large.pages, large.free), (1 << 30, 2, 1));
 }
 
 #[test]

@@ -149,6 +149,8 @@ impl GroupDomain {
 pub struct BarInfo {
     /// Its number, 0 to 5.
     pub index: u8,
+    /// Where the machine has it: of memory a physical address.
+    pub start: u64,
     /// Its bytes.
     pub bytes: u64,
     /// What it decodes.
@@ -299,7 +301,7 @@ fn bar(index: u8, line: &str) -> Option<BarInfo> {
         _ => BarSpace::Memory,
     };
     let bytes = end.checked_sub(start)?.checked_add(1)?;
-    Some(BarInfo { index, bytes, space })
+    Some(BarInfo { index, start, bytes, space })
 }
 
 /// What VFIO has made in the folder of a function.
@@ -330,11 +332,11 @@ mod tests {
             0x0000001000000000 0x00000017ffffffff 0x000000000014220c\n\
             0x5 0x1 0x200\nnonsense\n\
             0x0000000000000000 0x00000000000fffff 0x0000000000000200\n";
-        let bar = |index, bytes, space| BarInfo { index, bytes, space };
+        let bar = |index, start, bytes, space| BarInfo { index, start, bytes, space };
         let expected = [
-            bar(0, 16 << 10, BarSpace::Memory),
-            bar(2, 64, BarSpace::Io),
-            bar(3, 32 << 30, BarSpace::Prefetchable),
+            bar(0, 0xfe00_0000, 16 << 10, BarSpace::Memory),
+            bar(2, 0x6000, 64, BarSpace::Io),
+            bar(3, 1 << 36, 32 << 30, BarSpace::Prefetchable),
         ];
         assert_eq!(bars(text), expected);
     }

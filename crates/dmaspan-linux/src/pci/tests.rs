@@ -52,7 +52,10 @@ fn a_function_is_read_with_all_that_sysfs_says() {
     let group = nvme.group.as_ref().unwrap();
     assert_eq!((group.number, &group.domain), (3, &GroupDomain::DmaFq));
     assert_eq!(group.members.len(), 1);
-    assert_eq!(nvme.bars, [BarInfo { index: 0, bytes: 16 << 10, space: BarSpace::Memory }]);
+    assert_eq!(
+        nvme.bars,
+        [BarInfo { index: 0, start: 0xfe00_0000, bytes: 16 << 10, space: BarSpace::Memory }]
+    );
     assert_eq!(nvme.group_node(), Some(PathBuf::from("/dev/vfio/3")));
     assert_eq!(nvme.cdev_node(), Some(PathBuf::from("/dev/vfio/devices/vfio4")));
     assert_eq!((nvme.kind, nvme.presence), (FunctionKind::Physical, Presence::Present));

@@ -81,6 +81,19 @@ fn ranges_and_names_that_are_asked_for_are_taken_and_nothing_else() {
 }
 
 #[test]
+fn memory_is_on_the_node_that_most_of_it_is_on() {
+    let machine = machine();
+    let numa = "7f0000000000 default anon=131072 N0=1000 N1=130072 kernelpagesize_kB=4\n\
+                7f1000000000 bind:0 file=/dev/hugepages/ram huge dirty=512 N0=512\n\
+                7f2000000000 default file=/memfd:pc.ram N1=x Nx=4\nnonsense\n";
+    machine.file("proc/7/numa_maps", numa);
+    let files = MachineFiles::at(machine.root());
+    let memory = files.memory_of(7, &ProcessChoice::Large, &mut |_, _| {}).unwrap();
+    let nodes: Vec<_> = memory.regions.iter().map(|region| region.node).collect();
+    assert_eq!(nodes, [Some(1), None, Some(0), None]);
+}
+
+#[test]
 fn descriptors_of_vfio_and_iommufd_are_counted() {
     let machine = machine();
     std::fs::create_dir_all(machine.root().join("proc/7/fd")).unwrap();
@@ -97,14 +110,28 @@ fn descriptors_of_vfio_and_iommufd_are_counted() {
         std::os::unix::fs::symlink(target, link).unwrap();
     }
     let files = MachineFiles::at(machine.root()).device_files_of(7).unwrap();
-    let expected = DeviceFiles { containers: 1, iommufds: 1, devices: 2, groups: vec![12] };
+    let expected = DeviceFiles {
+        containers: 1,
+        iommufds: 1,
+        devices: 2,
+        groups: vec![12],
+        functions: Vec::new(),
+    };
     assert_eq!(files, expected);
+    // Which functions they are: since Linux 6.18, and by the name of the node.
+    let path = "pos:\t0\nvfio-device-syspath: /sys/devices/pci0000:00/0000:00:05.0\n";
+    machine.file("proc/7/fdinfo/2", path);
+    let home = "sys/devices/pci0000:00/0000:00:06.0";
+    machine.link("sys/class/vfio-dev/vfio0/device", home);
+    let files = MachineFiles::at(machine.root()).device_files_of(7).unwrap();
+    let found: Vec<String> = files.functions.iter().map(ToString::to_string).collect();
+    assert_eq!(found, ["0000:00:05.0", "0000:00:06.0"]);
 }
 
 #[test]
 fn a_process_that_is_gone_is_an_error_that_says_so() {
     let files = MachineFiles::new();
     let error = files.memory_of(u32::MAX, &ProcessChoice::Large, &mut |_, _| {}).unwrap_err();
-    assert_eq!(error, ProcessError::Gone { pid: u32::MAX });
+    assert_eq!(error, ProcessError::Gone { pid: u32::MAX, inside: Vec::new() });
     assert!(error.to_string().contains("has ended, or it is in a container"));
 }

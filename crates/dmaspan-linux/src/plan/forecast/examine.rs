@@ -1,12 +1,14 @@
 //! This looks for what is wrong with a layout, and for what costs more than it has to.
 
+use std::collections::BTreeMap;
+
 use dmaspan::Iova;
 
 use super::super::PlanError;
 use super::super::leaves::LeafSizes;
 use super::super::places::{Places, Wanted};
 use super::finding::PlanFinding;
-use super::layout::{Backing, LinuxVersion, PaperLayout, PaperRegion, RegionPages};
+use super::layout::{Backing, LinuxVersion, PaperLayout, PaperPool, PaperRegion, RegionPages};
 use super::tally::{Stretch, Tally};
 use super::{Arranged, Forecast, ForecastMap, Refusal, sum};
 use crate::sys;
@@ -26,10 +28,12 @@ pub(super) fn findings(
     found.extend(below_granule(layout));
     found.extend(memlock(layout, forecast.locked));
     found.extend(cgroup(layout));
+    found.extend(pools(layout));
     for map in &forecast.maps {
         found.extend(misaligned(layout, map));
     }
     found.extend(small_pages(layout, forecast));
+    found.extend(far(layout));
     found.extend(by_page(layout, forecast));
     found.extend(viommu(layout, forecast));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity()));
@@ -107,23 +111,74 @@ fn cgroup(layout: &PaperLayout) -> Option<PlanFinding> {
     Some(PlanFinding::Cgroup { needed, left })
 }
 
+/// Pools that have fewer pages than there are in the regions without those in memory already. Which
+/// of them a process that runs has reserved is not known, so that all of a pool counts.
+fn pools(layout: &PaperLayout) -> Vec<PlanFinding> {
+    let mut found = Vec::new();
+    for pool in &layout.limits.pools {
+        let needed = needed_of(layout, pool.page);
+        if needed > pool.pages {
+            let names = of_pool(layout, pool.page).map(|region| region.name.clone()).collect();
+            found.push(PlanFinding::Pool { names, needed, pool: *pool });
+        }
+    }
+    found
+}
+
+/// The regions of hugetlb pages of a size.
+fn of_pool(layout: &PaperLayout, page: u64) -> impl Iterator<Item = &PaperRegion> {
+    layout.regions.iter().filter(move |region| {
+        region.backing == Backing::Hugetlb && region.pages == RegionPages::Of(page)
+    })
+}
+
+/// How many of such pages they have that are not in memory yet.
+fn needed_of(layout: &PaperLayout, page: u64) -> u64 {
+    let absent = |region: &PaperRegion| region.len().saturating_sub(region.resident);
+    let bytes = of_pool(layout, page).map(absent).fold(0, u64::saturating_add);
+    bytes.div_ceil(page.max(1))
+}
+
+/// What a pool has when the regions of hugetlb pages have theirs.
+fn pool_left(layout: &PaperLayout, page: u64) -> Option<PaperPool> {
+    let pool = layout.limits.pools.iter().find(|pool| pool.page == page)?;
+    let used = pool.pages.saturating_sub(pool.free).saturating_add(needed_of(layout, page));
+    let pages = pool.pages.max(used);
+    Some(PaperPool { page, pages, free: pages - used })
+}
+
+/// Regions on other nodes than the devices, by node.
+fn far(layout: &PaperLayout) -> Vec<PlanFinding> {
+    let Some(device_node) = layout.device_node else { return Vec::new() };
+    let mut nodes: BTreeMap<u32, (Vec<String>, u64)> = BTreeMap::new();
+    for region in layout.regions.iter().filter(|region| region.backing != Backing::Registers) {
+        let Some(node) = region.node.filter(|node| *node != device_node) else { continue };
+        let (names, bytes) = nodes.entry(node).or_default();
+        names.push(region.name.clone());
+        *bytes = bytes.saturating_add(region.len());
+    }
+    let finding = |(node, (names, bytes))| PlanFinding::FarNode { names, bytes, node, device_node };
+    nodes.into_iter().map(finding).collect()
+}
+
 /// The bytes of leaves that are smaller than the pages of the memory would permit.
 fn misaligned(layout: &PaperLayout, map: &ForecastMap) -> Option<PlanFinding> {
     let first = layout.regions.get(*map.regions.first()?)?;
     first.iova?;
     let (start, iova) = (map.user.start().get(), map.iova.start().get());
-    let most = match (&first.spans, first.pages) {
+    let (at, most) = match (first.spans.as_deref(), first.pages) {
+        (Some([span]), _) if map.regions.len() == 1 => (span.start().get(), u64::MAX),
         (Some(_), _) => return None,
-        (None, RegionPages::Of(size) | RegionPages::Partly { size, .. }) => size,
+        (None, RegionPages::Of(size) | RegionPages::Partly { size, .. }) => (start, size),
     };
     let leaf = map.best.iter().map(|leaf| leaf.size).find(|size| *size <= most)?;
-    let apart = start.wrapping_sub(iova) & (leaf - 1);
+    let apart = at.wrapping_sub(iova) & (leaf - 1);
     if apart == 0 {
         return None;
     }
     let instead = iova.checked_add(apart)?;
-    let mut tally = Tally::new(&layout.iommu);
-    tally.add(Stretch { at: start, iova: instead, len: map.len(), most });
+    let mut tally = Tally::of_leaves(&layout.iommu);
+    tally.add(Stretch { at, iova: instead, len: map.len(), most });
     let (leaves, best) = (map.leaf_count(), sum(&tally.leaves()));
     (best < leaves).then(|| PlanFinding::Misaligned {
         names: names(layout, &map.regions),
@@ -151,22 +206,24 @@ fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
         if backing == Backing::Registers || bytes < page || bytes < map.len() / 16 {
             continue;
         }
-        let mut tally = Tally::new(&layout.iommu);
+        let mut tally = Tally::of_leaves(&layout.iommu);
         tally.add(Stretch { at: 0, iova: 0, len: map.len(), most: page });
         let (leaves, best) = (map.leaf_count(), sum(&tally.leaves()));
         let new = names(layout, &map.regions);
-        let alike = found.iter_mut().find_map(|finding| match finding {
-            PlanFinding::SmallPages { names, backing: of, bytes, leaves, best, .. }
-                if *of == backing =>
-            {
-                Some((names, bytes, leaves, best))
-            }
-            _ => None,
-        });
+        let pool = pool_left(layout, page);
+        let all = map.len();
+        let alike =
+            found.iter_mut().find_map(|finding| match finding {
+                PlanFinding::SmallPages {
+                    names, backing: of, bytes, all, leaves, best, ..
+                } if *of == backing => Some((names, bytes, all, leaves, best)),
+                _ => None,
+            });
         match alike {
-            Some((names, all_bytes, all_leaves, all_best)) => {
+            Some((names, all_bytes, whole, all_leaves, all_best)) => {
                 names.extend(new);
                 *all_bytes += bytes;
+                *whole += all;
                 *all_leaves += leaves;
                 *all_best += best;
             }
@@ -176,7 +233,9 @@ fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
                     names: new,
                     backing,
                     bytes,
+                    all,
                     page,
+                    pool,
                     leaves,
                     best,
                     map_ratio,

@@ -6,7 +6,7 @@ use dmaspan::{Iova, IovaRange};
 
 use super::super::PlanError;
 use super::iommu::ReservedIovas;
-use super::layout::{Backing, LinuxVersion};
+use super::layout::{Backing, LinuxVersion, PaperPool};
 use crate::os::{Parts, Size};
 use crate::vfio::LockedBy;
 
@@ -24,15 +24,38 @@ pub enum PlanSeverity {
 /// What mends a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mend {
-    /// What to do: a command or an option in backticks, or a sentence with one.
+    /// What to do: a sentence, in which commands and options stand in backticks.
     pub action: String,
-    /// What that gains.
+    /// Those commands of it that a shell of root takes as they are, in their order.
+    pub commands: Vec<String>,
+    /// Those options of it that QEMU takes behind its others as they are.
+    pub options: Vec<String>,
+    /// Where to map instead, if that is what to do.
+    pub iova: Option<Iova>,
+    /// What it gains.
     pub gain: String,
 }
 
 impl Mend {
     fn new(action: impl Into<String>, gain: impl Into<String>) -> Self {
-        Self { action: action.into(), gain: gain.into() }
+        let (commands, options) = (Vec::new(), Vec::new());
+        Self { action: action.into(), commands, options, iova: None, gain: gain.into() }
+    }
+
+    /// A command, and what is to say of it.
+    fn run(command: String, behind: &str, gain: impl Into<String>) -> Self {
+        let action = format!("`{command}`{behind}");
+        Self { commands: vec![command], ..Self::new(action, gain) }
+    }
+
+    /// Another address.
+    fn at(iova: Iova, gain: impl Into<String>) -> Self {
+        Self { iova: Some(iova), ..Self::new(format!("map it at {iova}"), gain) }
+    }
+
+    /// The same with these options of QEMU, which the action has.
+    fn with_options<const N: usize>(self, options: [String; N]) -> Self {
+        Self { options: options.into(), ..self }
     }
 }
 
@@ -85,6 +108,26 @@ pub enum PlanFinding {
         /// The bytes that are left.
         left: u64,
     },
+    /// The machine has fewer hugetlb pages than there shall be.
+    Pool {
+        /// What people call the regions.
+        names: Vec<String>,
+        /// How many pages they need that are not in memory yet.
+        needed: u64,
+        /// What there is.
+        pool: PaperPool,
+    },
+    /// Memory is on another NUMA node than the devices.
+    FarNode {
+        /// What people call the regions.
+        names: Vec<String>,
+        /// Their bytes.
+        bytes: u64,
+        /// The node that they are on.
+        node: u32,
+        /// The node of the devices.
+        device_node: u32,
+    },
     /// Memory has smaller pages than the leaves that would fit.
     SmallPages {
         /// What people call the regions.
@@ -93,8 +136,12 @@ pub enum PlanFinding {
         backing: Backing,
         /// The bytes in small pages.
         bytes: u64,
+        /// All bytes of the regions.
+        all: u64,
         /// The size of the pages that would do, in bytes.
         page: u64,
+        /// What the pool of such pages has beside those of the layout, where it is known.
+        pool: Option<PaperPool>,
         /// How many leaves it takes.
         leaves: u64,
         /// How many it would take in such pages.
@@ -149,10 +196,12 @@ impl PlanFinding {
             | Self::Unfinished { .. }
             | Self::BelowGranule { .. }
             | Self::Memlock { .. }
-            | Self::Cgroup { .. } => PlanSeverity::Fails,
-            Self::SmallPages { .. } | Self::Misaligned { .. } | Self::ByPage { .. } => {
-                PlanSeverity::Slow
-            }
+            | Self::Cgroup { .. }
+            | Self::Pool { .. } => PlanSeverity::Fails,
+            Self::SmallPages { .. }
+            | Self::Misaligned { .. }
+            | Self::FarNode { .. }
+            | Self::ByPage { .. } => PlanSeverity::Slow,
             Self::Viommu { .. } => PlanSeverity::Note,
         }
     }
@@ -173,6 +222,8 @@ impl PlanFinding {
             Self::BelowGranule { .. } => "below-granule",
             Self::Memlock { .. } => "memlock",
             Self::Cgroup { .. } => "cgroup",
+            Self::Pool { .. } => "pool",
+            Self::FarNode { .. } => "far-node",
             Self::SmallPages { .. } => "small-pages",
             Self::Misaligned { .. } => "misaligned",
             Self::ByPage { .. } => "by-page",
@@ -201,13 +252,28 @@ impl PlanFinding {
                 ),
                 "the kernel does not end the process",
             )],
-            Self::SmallPages { backing, page, leaves, best, map_ratio, .. } => {
-                small_pages(*backing, *page, (*leaves, *best), *map_ratio)
-            }
-            Self::Misaligned { leaves, best, instead, .. } => vec![Mend::new(
-                format!("map it at {instead}"),
-                format!("{best} leaves instead of {leaves}"),
+            Self::Pool { needed, pool, .. } => vec![Mend::run(
+                raise_pool(*pool, *needed),
+                "",
+                "the pool has as many pages as are needed",
             )],
+            Self::FarNode { device_node, .. } => vec![Mend::new(
+                format!(
+                    "have it on the node of the devices: `host-nodes={device_node},policy=bind` \
+                     behind `-object memory-backend-…`, or start the process by `numactl \
+                     --membind={device_node}`"
+                ),
+                "no access of a device crosses to another node; how much that gains was not \
+                 measured",
+            )],
+            Self::SmallPages { backing, all, page, pool, leaves, best, map_ratio, .. } => {
+                let gain =
+                    format!("{}, and a map costs {map_ratio:.1} times less", fewer(*best, *leaves));
+                small_pages(*backing, *all, (*page, *pool), gain)
+            }
+            Self::Misaligned { leaves, best, instead, .. } => {
+                vec![Mend::at(*instead, fewer(*best, *leaves))]
+            }
             Self::ByPage { map_ratio, unmap_ratio, .. } => vec![Mend::new(
                 "run Linux 6.18 or newer",
                 format!("a map costs {map_ratio:.1} times less, an unmap {unmap_ratio:.1} times"),
@@ -217,48 +283,49 @@ impl PlanFinding {
     }
 }
 
+fn fewer(best: u64, leaves: u64) -> String {
+    let noun = if best == 1 { "leaf" } else { "leaves" };
+    format!("{best} {noun} instead of {leaves}")
+}
+
 fn refused(
     error: &PlanError,
     backing: Backing,
     reserved: Option<&ReservedIovas>,
     instead: Option<IovaRange>,
 ) -> Vec<Mend> {
-    let elsewhere = instead.map(|instead| {
-        Mend::new(format!("map it at {}", instead.start()), format!("it fits at {instead}"))
-    });
+    let elsewhere =
+        instead.map(|instead| Mend::at(instead.start(), format!("it fits at {instead}")));
     let mut mends: Vec<Mend> = Vec::new();
     match error {
         PlanError::OutsideApertures { below, .. } if backing == Backing::Registers => {
             mends.extend(elsewhere);
             let bits = below.filter(|_| reserved.is_none()).map(|below| bits_of(below.last()));
             if let Some(bits) = bits {
-                mends.push(Mend::new(
-                    format!(
-                        "give the guest fewer address bits: `-cpu host,host-phys-bits-limit={bits}`"
-                    ),
-                    "its firmware puts BARs within them",
-                ));
+                let option = format!("-cpu host,host-phys-bits-limit={bits}");
+                let action = format!("give the guest fewer address bits: `{option}`");
+                let mend = Mend::new(action, "its firmware puts BARs within them");
+                mends.push(mend.with_options([option]));
             }
         }
         PlanError::OutsideApertures { below, .. } => {
             if let Some(below) = below.filter(|_| reserved.is_some()) {
-                mends.push(Mend::new(
-                    format!(
-                        "end the region at {} or below and map the rest elsewhere, as QEMU's q35 \
-                         does at 4 GiB (`-machine q35,max-ram-below-4g=2G`)",
-                        below.last()
-                    ),
-                    "it does not reach what is reserved",
-                ));
+                let option = "-machine q35,max-ram-below-4g=2G".to_owned();
+                let action = format!(
+                    "end the region at {} or below and map the rest elsewhere, as QEMU's q35 does \
+                     at 4 GiB (`{option}`)",
+                    below.last()
+                );
+                let mend = Mend::new(action, "it does not reach what is reserved");
+                mends.push(mend.with_options([option]));
             }
             mends.extend(elsewhere);
         }
         PlanError::TooManyMaps { needed, .. } => {
-            mends.push(Mend::new(
-                format!(
-                    "`echo {needed} > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`, \
-                     before the container is opened"
-                ),
+            let limit = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+            mends.push(Mend::run(
+                format!("echo {needed} > {limit}"),
+                ", before the container is opened",
                 "so many mappings may be made",
             ));
             mends.push(Mend::new(
@@ -292,7 +359,7 @@ fn memlock(locked_by: LockedBy, all: u64) -> Vec<Mend> {
     let kib = all.div_ceil(1024);
     let raise = "the kernel locks all of it";
     let mut mends = vec![
-        Mend::new(format!("`ulimit -l {kib}` in the shell that starts the process"), raise),
+        Mend::run(format!("ulimit -l {kib}"), " in the shell that starts the process", raise),
         Mend::new(format!("`prlimit --pid PID --memlock={all}:{all}`, while it runs"), raise),
         Mend::new(format!("`LimitMEMLOCK={all}` in its systemd unit"), raise),
     ];
@@ -309,37 +376,49 @@ fn memlock(locked_by: LockedBy, all: u64) -> Vec<Mend> {
     mends
 }
 
-fn small_pages(backing: Backing, page: u64, (leaves, best): (u64, u64), ratio: f64) -> Vec<Mend> {
-    let (kib, mib) = (page >> 10, page >> 20);
-    let fewer = format!("{best} leaves instead of {leaves}, and a map costs {ratio:.1} times less");
-    let hugetlb = |path: &str| {
-        Mend::new(
-            format!(
-                "use hugetlb pages: `-object memory-backend-{path},prealloc=on` after \
-                 `echo N > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages`"
-            ),
-            fewer.clone(),
-        )
-    };
-    let file = hugetlb(&format!("memfd,hugetlb=on,hugetlbsize={mib}M"));
-    match backing {
-        Backing::Memfd | Backing::File => vec![
-            file,
-            Mend::new(
-                "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`, for memory \
-                 that the process advises",
-                "as far as the kernel finds huge pages, the same",
-            ),
-        ],
-        _ => vec![
-            file,
-            Mend::new(
-                "`echo always > /sys/kernel/mm/transparent_hugepage/enabled`, before the process \
-                 starts",
-                "as far as the kernel finds huge pages, the same",
-            ),
-        ],
+/// Sets so many pages aside beside those that are used, where the pool has fewer.
+fn raise_pool(pool: PaperPool, needed: u64) -> String {
+    let pages = pool.pages.saturating_sub(pool.free).saturating_add(needed).max(pool.pages);
+    let kib = pool.page >> 10;
+    format!("echo {pages} > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages")
+}
+
+/// A size as QEMU takes it.
+fn qemu_size(bytes: u64) -> String {
+    let units = [(40, 'T'), (30, 'G'), (20, 'M')];
+    match units.into_iter().find(|(lg2, _)| bytes.trailing_zeros() >= *lg2) {
+        Some((lg2, unit)) => format!("{}{unit}", bytes >> lg2),
+        None => format!("{}K", bytes >> 10),
     }
+}
+
+fn small_pages(
+    backing: Backing,
+    all: u64,
+    (page, pool): (u64, Option<PaperPool>),
+    gain: String,
+) -> Vec<Mend> {
+    let pages = all.div_ceil(page.max(1));
+    let echo = raise_pool(pool.unwrap_or(PaperPool { page, pages: 0, free: 0 }), pages);
+    let (size, page) = (qemu_size(pages.saturating_mul(page)), page >> 20);
+    let object =
+        format!("-object memory-backend-memfd,id=huge,size={size},hugetlb=on,hugetlbsize={page}M");
+    let machine = "-machine memory-backend=huge".to_owned();
+    let action = format!("use hugetlb pages: `{object}` and `{machine}` after `{echo}`");
+    let mend = Mend { commands: vec![echo], ..Mend::new(action, gain) };
+    let hugetlb = mend.with_options([object, machine]);
+    let (setting, when) = match backing {
+        Backing::Memfd | Backing::File => {
+            let setting = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+            (setting, ", for memory that the process advises")
+        }
+        _ => (
+            "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
+            ", before the process starts",
+        ),
+    };
+    let same = "as far as the kernel finds huge pages, the same";
+    vec![hugetlb, Mend::run(setting.to_owned(), when, same)]
 }
 
 /// Names of regions: of many the first ones, and how many more there are.
@@ -372,17 +451,7 @@ impl fmt::Display for PlanFinding {
                 Size(*granule)
             ),
             Self::Memlock { locked_by, needed, locked, limit } => {
-                let whose = match locked_by {
-                    LockedBy::Process => "the process",
-                    LockedBy::User => "the user",
-                };
-                write!(
-                    f,
-                    "{} would be locked and RLIMIT_MEMLOCK of {whose} is {}, of which {} are used",
-                    Size(*needed),
-                    Size(*limit),
-                    Size(*locked)
-                )
+                write_memlock(f, *locked_by, [*needed, *limit, *locked])
             }
             Self::Cgroup { needed, left } => write!(
                 f,
@@ -391,6 +460,21 @@ impl fmt::Display for PlanFinding {
                 Size(*needed),
                 Size(*left)
             ),
+            Self::Pool { names, needed, pool } => write!(
+                f,
+                "{}: {needed} hugetlb pages of {} are needed and the machine may have {}, of which \
+                 {} are free",
+                Names(names),
+                Size(pool.page),
+                pool.pages,
+                pool.free
+            ),
+            Self::FarNode { names, bytes, node, device_node } => write!(
+                f,
+                "{}: {} are on NUMA node {node} and the devices are on node {device_node}",
+                Names(names),
+                Size(*bytes)
+            ),
             Self::SmallPages { names, bytes, leaves, best, .. } => write!(
                 f,
                 "{}: {} are in pages smaller than the IOMMU's large leaves: {leaves} leaves where \
@@ -398,31 +482,59 @@ impl fmt::Display for PlanFinding {
                 Names(names),
                 Size(*bytes)
             ),
-            Self::Misaligned { names, iova, leaves, best, .. } => write!(
+            Self::Misaligned { names, backing, iova, leaves, best, .. } => write!(
                 f,
-                "{}: {iova} is aligned otherwise than the memory, which rules larger leaves out: \
+                "{}: {iova} is aligned otherwise than the {}, which rules larger leaves out: \
                  {leaves} leaves where {best} would do",
-                Names(names)
+                Names(names),
+                if *backing == Backing::Registers { "registers" } else { "memory" }
             ),
             Self::ByPage { kernel, lookups, .. } => write!(
                 f,
                 "Linux {kernel} looks up each page of a huge one by itself: {lookups} look-ups"
             ),
             Self::Viommu { is_there, devices, locked, table_bytes } => {
-                let (has, adds) = match is_there {
-                    true => ("the guest has an IOMMU of its own", "which adds"),
-                    false => ("an IOMMU for the guest", "would add"),
+                let words = match is_there {
+                    true => "the guest has an IOMMU of its own which adds",
+                    false => "an IOMMU for the guest would add",
                 };
-                write!(
-                    f,
-                    "{has} {adds} mappings for each of {devices} devices: {} more locked, {} more \
-                     of tables, and a request for each range that the guest maps",
-                    Size(*locked),
-                    Size(*table_bytes)
-                )
+                write_viommu(f, words, *devices, [*locked, *table_bytes])
             }
         }
     }
+}
+
+fn write_memlock(
+    f: &mut fmt::Formatter<'_>,
+    locked_by: LockedBy,
+    [needed, limit, locked]: [u64; 3],
+) -> fmt::Result {
+    let whose = match locked_by {
+        LockedBy::Process => "the process",
+        LockedBy::User => "the user",
+    };
+    write!(
+        f,
+        "{} would be locked and RLIMIT_MEMLOCK of {whose} is {}, of which {} are used",
+        Size(needed),
+        Size(limit),
+        Size(locked)
+    )
+}
+
+fn write_viommu(
+    f: &mut fmt::Formatter<'_>,
+    words: &str,
+    devices: u32,
+    [locked, table_bytes]: [u64; 2],
+) -> fmt::Result {
+    write!(
+        f,
+        "{words} mappings for each of {devices} devices: {} more locked, {} more of tables, and a \
+         request for each range that the guest maps",
+        Size(locked),
+        Size(table_bytes)
+    )
 }
 
 fn write_refused(

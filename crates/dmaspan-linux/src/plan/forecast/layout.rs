@@ -23,6 +23,8 @@ pub struct PaperLayout {
     pub devices: u32,
     /// Whether a guest is given an IOMMU of its own, so that each device has its own mappings.
     pub has_viommu: bool,
+    /// The NUMA node that the devices are next to; `None` where nobody knows.
+    pub device_node: Option<u32>,
 }
 
 /// Memory or registers that a device shall reach.
@@ -46,7 +48,7 @@ pub struct PaperRegion {
     pub spans: Option<Vec<Span<PhysAddr>>>,
     /// How many of its bytes are in memory already.
     pub resident: u64,
-    /// The NUMA node that it shall be on.
+    /// The NUMA node that it shall be on, or that most of it is on.
     pub node: Option<u32>,
 }
 
@@ -127,6 +129,19 @@ pub struct PaperLimits {
     pub mapped: u64,
     /// What the memory cgroup leaves, in bytes; `None` where nothing limits it.
     pub cgroup_left: Option<u64>,
+    /// The machine's pools of hugetlb pages, as far as they are known.
+    pub pools: Vec<PaperPool>,
+}
+
+/// The hugetlb pages of a size that a machine has set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaperPool {
+    /// The size of a page, in bytes.
+    pub page: u64,
+    /// How many pages there may be: those of the pool, and those that it may grow by.
+    pub pages: u64,
+    /// How many of them nobody uses.
+    pub free: u64,
 }
 
 /// How many mappings a container may have: `dma_entry_limit` of vfio_iommu_type1 (U16_MAX).
@@ -139,7 +154,15 @@ impl PaperLimits {
             LockedBy::Process => Some(TYPE1_MAPPINGS),
             LockedBy::User => None,
         };
-        Self { locked_by, memlock: None, locked: 0, mappings, mapped: 0, cgroup_left: None }
+        Self {
+            locked_by,
+            memlock: None,
+            locked: 0,
+            mappings,
+            mapped: 0,
+            cgroup_left: None,
+            pools: Vec::new(),
+        }
     }
 
     /// How many mappings can still be made.

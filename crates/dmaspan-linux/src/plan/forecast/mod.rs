@@ -38,6 +38,7 @@
 //!     kernel: Some("6.18".parse()?),
 //!     devices: 1,
 //!     has_viommu: false,
+//!     device_node: None,
 //! };
 //! let forecast = Forecast::new(&layout)?;
 //! assert_eq!(forecast.verdict(), PlanSeverity::Note);
@@ -50,7 +51,7 @@
 //! assert_eq!(forecast.verdict(), PlanSeverity::Fails);
 //! let why = forecast.findings[0].to_string();
 //! assert!(why.contains("8 GiB would be locked and RLIMIT_MEMLOCK of the process is 4 GiB"));
-//! assert!(forecast.findings[0].mends()[0].action.contains("ulimit -l 8388608"));
+//! assert_eq!(forecast.findings[0].mends()[0].commands, ["ulimit -l 8388608"]);
 //! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -65,8 +66,8 @@ pub use cost::MapCost;
 pub use finding::{Mend, PlanFinding, PlanSeverity};
 pub use iommu::{IommuError, IommuModel, PaperIommu, ReservedIovas};
 pub use layout::{
-    Backing, LinuxVersion, PaperLayout, PaperLimits, PaperRegion, RegionPages, TYPE1_MAPPINGS,
-    VersionError,
+    Backing, LinuxVersion, PaperLayout, PaperLimits, PaperPool, PaperRegion, RegionPages,
+    TYPE1_MAPPINGS, VersionError,
 };
 pub use tally::LeafCount;
 
@@ -394,7 +395,7 @@ impl Refusal {
 impl ForecastMap {
     /// Counts spans and leaves, and adds the tables to those of the whole space.
     fn count(&mut self, layout: &PaperLayout, tally: &mut Tally, best: &mut Tally) {
-        let mut own = Tally::new(&layout.iommu);
+        let mut own = Tally::of_leaves(&layout.iommu);
         let (mut least, mut most) = (0_u64, 0_u64);
         let mut behind = 0;
         let mut pending: Option<Stretch> = None;
@@ -428,7 +429,7 @@ impl ForecastMap {
         self.leaves = own.leaves();
         let (iova, len) = (self.iova.start().get(), self.len());
         best.add(Stretch { at: iova, iova, len, most: u64::MAX });
-        let mut alone = Tally::new(&layout.iommu);
+        let mut alone = Tally::of_leaves(&layout.iommu);
         alone.add(Stretch { at: 0, iova: 0, len, most: u64::MAX });
         self.best = alone.leaves();
     }

@@ -40,25 +40,33 @@ pub(super) struct Tally {
 
 /// Ranges of numbers, most of which come in order.
 #[derive(Clone, Debug, Default)]
-struct Numbers(BTreeMap<u64, u64>);
+struct Numbers {
+    all: BTreeMap<u64, u64>,
+    /// The first and the last number of the range that the last one went into.
+    recent: Option<(u64, u64)>,
+}
 
 impl Numbers {
     /// Adds `first` to `last`.
     fn add(&mut self, mut first: u64, mut last: u64) {
+        if self.recent.is_some_and(|(start, end)| start <= first && last <= end) {
+            return;
+        }
         // Those that touch it become one with it.
         let reach = last.saturating_add(1);
-        while let Some((&start, &end)) = self.0.range(..=reach).next_back() {
+        while let Some((&start, &end)) = self.all.range(..=reach).next_back() {
             if end.saturating_add(1) < first {
                 break;
             }
             (first, last) = (first.min(start), last.max(end));
-            self.0.remove(&start);
+            self.all.remove(&start);
         }
-        self.0.insert(first, last);
+        self.all.insert(first, last);
+        self.recent = Some((first, last));
     }
 
     fn count(&self) -> u64 {
-        self.0
+        self.all
             .iter()
             .map(|(first, last)| (last - first).saturating_add(1))
             .fold(0, u64::saturating_add)
@@ -77,6 +85,11 @@ impl Tally {
             leaves: BTreeMap::new(),
             tables: vec![Numbers::default(); below_root],
         }
+    }
+
+    /// The same, of which no table is counted.
+    pub(super) fn of_leaves(iommu: &PaperIommu) -> Self {
+        Self { tables: Vec::new(), ..Self::new(iommu) }
     }
 
     /// Maps a stretch by the largest leaves.

@@ -4,8 +4,8 @@ use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
 use dmaspan::{Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_linux::Instructions;
 use dmaspan_linux::plan::forecast::{
-    Backing, Forecast, IommuModel, LinuxVersion, PaperIommu, PaperLayout, PaperLimits, PaperRegion,
-    PlanFinding, PlanSeverity, RegionPages,
+    Backing, Forecast, IommuModel, LinuxVersion, PaperIommu, PaperLayout, PaperLimits, PaperPool,
+    PaperRegion, PlanFinding, PlanSeverity, RegionPages,
 };
 use dmaspan_linux::plan::{MapError, Mapper, PlanError, Region};
 use dmaspan_linux::vfio::LockedBy;
@@ -40,6 +40,7 @@ fn layout(regions: Vec<PaperRegion>) -> PaperLayout {
         kernel: None,
         devices: 1,
         has_viommu: false,
+        device_node: None,
     }
 }
 
@@ -282,6 +283,79 @@ fn what_is_said_to_mend_a_finding_does() {
 }
 
 #[test]
+fn a_command_and_an_option_that_mend_stand_in_the_words_as_they_are() {
+    let mut layout = mistakes();
+    layout.limits.pools = vec![PaperPool { page: M2, pages: 3, free: 3 }];
+    let forecast = Forecast::new(&layout).unwrap();
+    let (mut commands, mut options) = (0, 0);
+    for mend in forecast.findings.iter().flat_map(PlanFinding::mends) {
+        for exact in mend.commands.iter().chain(&mend.options) {
+            assert!(mend.action.contains(&format!("`{exact}`")), "{mend:?}");
+        }
+        assert!(mend.iova.is_none_or(|iova| mend.action.contains(&iova.to_string())));
+        commands += mend.commands.len();
+        options += mend.options.len();
+    }
+    assert!(commands >= 4 && options >= 3, "{commands} {options}");
+}
+
+#[test]
+fn a_pool_of_too_few_hugetlb_pages_is_said_and_raised_by_what_is_missing() {
+    let mut layout = q35(4 * G1, M2);
+    let pool = |pages, free| vec![PaperPool { page: M2, pages, free }];
+    let said = |layout: &PaperLayout| {
+        let forecast = Forecast::new(layout).unwrap();
+        let found = forecast.findings.iter().find(|finding| finding.name() == "pool").cloned();
+        found.map(|finding| (forecast.verdict(), finding.mends()[0].commands.clone()))
+    };
+    assert_eq!(said(&layout), None);
+    layout.limits.pools = pool(1000, 600);
+    let command = "echo 2448 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    assert_eq!(said(&layout), Some((PlanSeverity::Fails, vec![command.to_owned()])));
+    layout.limits.pools = pool(2448, 2048);
+    assert_eq!(said(&layout), None);
+    // Pages that are in memory need no others.
+    layout.limits.pools = pool(1000, 0);
+    for region in &mut layout.regions {
+        region.resident = region.len();
+    }
+    assert_eq!(said(&layout), None);
+}
+
+#[test]
+fn memory_on_another_node_than_the_devices_is_said() {
+    let mut layout = q35(4 * G1, G1);
+    layout.regions[1].node = Some(1);
+    let far = |layout: &PaperLayout| names(&Forecast::new(layout).unwrap()).contains(&"far-node");
+    assert!(!far(&layout), "the node of the device is not known");
+    layout.device_node = Some(1);
+    assert!(!far(&layout));
+    layout.device_node = Some(0);
+    let forecast = Forecast::new(&layout).unwrap();
+    assert_eq!(forecast.verdict(), PlanSeverity::Slow);
+    let text = forecast.findings[0].to_string();
+    assert_eq!(text, "high: 2 GiB are on NUMA node 1 and the devices are on node 0");
+}
+
+#[test]
+fn registers_at_an_address_that_rules_larger_leaves_out_are_told_the_next_one() {
+    let host = 0x38_0000_0000;
+    let bar = |iova| PaperRegion {
+        backing: Backing::Registers,
+        spans: Some(vec![Span::new(PhysAddr::new(host), G1).unwrap()]),
+        ..paper("BAR 1", host, Some(iova), G1, G1)
+    };
+    let forecast = Forecast::new(&layout(vec![bar(8 * G1 + PAGE)])).unwrap();
+    let Some(PlanFinding::Misaligned { instead, leaves, best, .. }) = forecast.findings.first()
+    else {
+        panic!("{forecast:?}")
+    };
+    assert_eq!((*leaves, *best, instead.get()), (1 << 18, 1, 9 * G1));
+    let forecast = Forecast::new(&layout(vec![bar(instead.get())])).unwrap();
+    assert!(forecast.findings.is_empty(), "{forecast:?}");
+}
+
+#[test]
 fn limits_are_counted_against_whom_the_interface_says() {
     let mut layout = q35(4 * G1, G1);
     layout.limits.memlock = Some(4 * G1);
@@ -345,7 +419,17 @@ fn small_pages_are_compared_with_those_that_are_advised() {
     };
     let (page, best, advice) = said(&q35(4 * G1, PAGE)).unwrap();
     assert_eq!((page, best), (M2, 2048));
-    assert!(advice.contains("hugetlbsize=2M") && advice.contains("hugepages-2048kB"), "{advice}");
+    assert!(advice.contains("size=4G,hugetlb=on,hugetlbsize=2M"), "{advice}");
+    assert!(advice.contains("`echo 2048 > ") && advice.contains("hugepages-2048kB"), "{advice}");
+    // Pages that others use stay theirs.
+    let mut used = q35(4 * G1, PAGE);
+    used.limits.pools = vec![PaperPool { page: M2, pages: 100, free: 40 }];
+    let (_, _, advice) = said(&used).unwrap();
+    assert!(advice.contains("`echo 2108 > "), "{advice}");
+    // And those that another region of the layout needs.
+    used.regions.push(PaperRegion { memory: 9, ..paper("huge", 1 << 50, None, G1, M2) });
+    let (_, _, advice) = said(&used).unwrap();
+    assert!(advice.contains("`echo 2620 > "), "{advice}");
     let huge = Forecast::new(&q35(4 * G1, M2)).unwrap();
     assert_eq!(huge.maps.iter().map(|map| map.leaf_count()).sum::<u64>(), best);
     // An IOMMU of Arm whose large leaves have 512 MiB.

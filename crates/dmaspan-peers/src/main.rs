@@ -6,8 +6,8 @@
 //! `xtask/peers/README.md` has the method and the list of differences.
 //!
 //! `dmaspan-peers SERVER --findings` shows what was found in Linux's tables.
-//! The book has these [findings], and the [times] of both; `cargo xtask book` builds the book beside
-//! these pages.
+//! The book has these [findings], and the [times] of both; `cargo xtask book` builds the book
+//! beside these pages.
 //!
 //! [findings]: ../book/findings.html
 //! [times]: ../book/benchmarks/linux.html

@@ -4,8 +4,9 @@
 //! and writes registers over a pipe, and the machine's RAM is memory that both share. So a driver
 //! under test is ordinary code, and the hardware that judges it was written by others.
 //!
-//! The book says what a new driver has to show with these models ([adding a driver]), and where they
-//! fall short of the manuals ([findings]); `cargo xtask book` builds the book beside these pages.
+//! The book says what a new driver has to show with these models ([adding a driver]), and where
+//! they fall short of the manuals ([findings]); `cargo xtask book` builds the book beside these
+//! pages.
 //!
 //! [adding a driver]: ../book/adding/driver.html
 //! [findings]: ../book/findings.html

@@ -1,7 +1,7 @@
-//! Whether the entries of a dump look as those of a format do, and of which other format they do.
+//! The fit of a dump's entries to a format, and the other format that they fit better.
 //!
 //! Most entries are something in most formats: one of VT-d's is one of x86-64's too. But an entry
-//! of a format has the bits that whoever made it for that format had to set, and few others. So each
+//! of a format has the bits that its maker had to set for that format, and few others. So each
 //! entry is decoded and made again: the bits that differ are odd ones.
 
 use dmaspan::PhysAddr;

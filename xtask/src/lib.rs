@@ -8,7 +8,7 @@
 //! [`cross`] builds for other CPUs and runs there, [`kernel`] boots the operating system of the
 //! examples, [`sanitize`] looks for undefined behaviour and races, [`peers`] compares dmaspan with
 //! Linux's own page tables, [`lines`] counts lines of code, [`book`] builds the book, and
-//! [`picture`] draws the picture in it.
+//! [`picture`] draws the picture in it. [`pages`] opens the program's reports in a browser.
 
 pub mod book;
 pub mod ci;
@@ -22,6 +22,7 @@ pub mod lines;
 pub mod msrv;
 pub mod no_std;
 pub mod package;
+pub mod pages;
 pub mod parts;
 pub mod peers;
 pub mod picture;

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy | lines | no-std | msrv | package | book | picture | ci | hw | guest | peers`.
+//! `cargo xtask tidy | lines | no-std | msrv | package | book | pages | picture | ci | hw | …`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use xtask::problem::Problem;
 use xtask::tree::Tree;
 use xtask::{
-    Checked, Outcome, book, ci, cross, guest, hw, kernel, lines, msrv, no_std, package, peers,
-    picture, sanitize, tidy,
+    Checked, Outcome, book, ci, cross, guest, hw, kernel, lines, msrv, no_std, package, pages,
+    peers, picture, sanitize, tidy,
 };
 
 const USAGE: &str = "\
@@ -24,6 +24,9 @@ usage: cargo xtask <command>
           passes the examples of its documentation once it is unpacked
   book    build the book in docs/ and look for dead links in it; mdBook is put
           into the target directory where it is not installed
+  pages   open the reports of plan, inspect and map in a headless Chromium, wide and
+          narrow, by day, by night and without script; HTML Tidy, axe and promtool
+          check them; their pictures are in the target directory then
   picture [FILE]
           draw the README's picture from rows of `peers --format json`: those of
           the file, or those in docs/
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         ["no-std"] => ended("no-std", no_std::check()),
         ["package"] => ended("package", package::check()),
         ["msrv"] => ended("msrv", msrv::check()),
+        ["pages"] => ended("pages", pages::check()),
         ["book"] => ended("book", book::check()),
         ["picture"] => ended("picture", picture::draw(None)),
         ["picture", file] if !file.starts_with('-') => ended("picture", picture::draw(Some(file))),

@@ -69,6 +69,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_reads_a_file_while_it_is_replaced_reads_the_old_one_or_the_new_one_whole() {
+        let folder = std::env::temp_dir().join(format!("dmaspan-whole-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("report.prom");
+        let texts = ["a".repeat(1 << 20), "b".repeat(1 << 19)];
+        write_whole(&file, &texts[0]).unwrap();
+        std::thread::scope(|threads| {
+            let writer = threads.spawn(|| {
+                for number in 0..20 {
+                    write_whole(&file, &texts[number % 2]).unwrap();
+                }
+            });
+            let mut reads = 0;
+            while reads == 0 || !writer.is_finished() {
+                let read = fs::read_to_string(&file).unwrap();
+                assert!(texts.contains(&read), "{} bytes", read.len());
+                reads += 1;
+            }
+        });
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn a_file_is_replaced_and_nothing_else_is_left() {
         let folder = std::env::temp_dir().join(format!("dmaspan-output-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

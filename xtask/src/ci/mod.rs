@@ -13,7 +13,7 @@ use std::{fs, io};
 use Extent::{Full, Quick};
 
 use crate::{
-    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, no_std, package, report,
+    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, no_std, package, pages, report,
     sanitize,
 };
 
@@ -42,7 +42,7 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 20] = [
+const CHECKS: [Check; 21] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
@@ -64,6 +64,7 @@ const CHECKS: [Check; 20] = [
     quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),
     quick("main job: cargo run --release -q -- map 256M --runs 1 --format json", |_| main_job()),
     quick("commands: those of README.md and the book", |extent| failures(&commands::run(extent))),
+    full("pages: cargo xtask pages", |_| pages::check()),
     full("repeated: tests that count, fifty times beside two busy loops", |_| {
         failures(&repeated::run())
     }),

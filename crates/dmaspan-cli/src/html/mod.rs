@@ -38,9 +38,9 @@ pub(crate) fn document(title: &str, about: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// A figure with its name, for a row of them.
+/// A figure with its name, for a list of class `figures`.
 pub(crate) fn figure(value: &str, name: &str) -> Markup {
-    html! { div.figure { dt { (name) } dd { (value) } } }
+    html! { li { span { (name) } strong { (value) } } }
 }
 
 /// A part of a strip, in steps of which it has [`STRIP`]: where it begins, how long and how high it

@@ -46,7 +46,7 @@ fn overview(report: &Report) -> Markup {
     html! {
         section {
             h2 { "In short" }
-            dl.figures {
+            ul.figures {
                 (figure(&report.domains.len().to_string(), "tables"))
                 (figure(&ByteSize::new(mapped).to_string(), "mapped"))
                 (figure(&spans.to_string(), "spans"))
@@ -425,7 +425,7 @@ fn difference(diff: &DomainDiff) -> Markup {
     html! {
         section {
             h2 { "What changed in " (diff.domain) }
-            dl.figures {
+            ul.figures {
                 @for (name, bytes) in &diff.bytes {
                     (figure(&ByteSize::new(*bytes).to_string(), name))
                 }

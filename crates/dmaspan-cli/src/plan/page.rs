@@ -58,7 +58,7 @@ fn overview(layout: &PaperLayout, forecast: &Forecast, notes: &[String]) -> Mark
     html! {
         section {
             h2 { span class={ "mark " (class) } { (sign) } (verdict(layout, forecast)) }
-            dl.figures {
+            ul.figures {
                 (figure(&forecast.maps.len().to_string(), &mappings))
                 (figure(&ByteSize::new(forecast.locked).to_string(), &locked))
                 (figure(&ByteSize::new(forecast.table_bytes).to_string(), "of table memory"))

@@ -76,7 +76,7 @@ fn leaves(figures: &[&Figures]) -> Markup {
                 @if let By::Tables { leaves, table_bytes, .. } = &figures.by {
                     h3 { (figures.memory) }
                     (shares(&figures.memory, leaves))
-                    dl.figures {
+                    ul.figures {
                         (figure(&figures.spans.to_string(), "spans"))
                         @for (size, count) in leaves.iter().rev() {
                             @let name = format!("{} leaves", units::page_size(*size));

@@ -27,10 +27,22 @@ pub fn print_text(format: OutputFormat, text: &str) -> Option<ExitCode> {
     Some(fail(FAILED, &format!("the report cannot be written: {error}")))
 }
 
-/// Says on standard error why the program ends with `code`.
+/// Says on standard error, in one line, why the program ends with `code`.
 pub fn fail(code: u8, why: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {why}");
+    let _ = writeln!(io::stderr(), "error: {}", escaped(why));
     ExitCode::from(code)
+}
+
+/// A message without control characters, which come from quoted input: each is shown as its escape.
+fn escaped(message: &str) -> String {
+    message.chars().fold(String::with_capacity(message.len()), |mut line, c| {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+        line
+    })
 }
 
 /// Ends a program whose command line was not parsed: prints the help that was asked for, or says in

@@ -194,6 +194,16 @@ fn a_command_line_of_qemu_is_planned_and_what_it_ignores_is_listed() {
 }
 
 #[test]
+fn an_error_that_quotes_a_line_break_is_one_line() {
+    let file = TempFile::new("broken", "qemu-system-x86_64 -m '8\n\u{1b}[31mG'");
+    let output = run(&["plan", "--qemu-cmdline", file.path()]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    assert!(error.contains(r"8\n\u{1b}[31mG"), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
 fn a_page_has_the_verdict_the_findings_and_what_mends_them() {
     let output = run(&["plan", "--layout", &layout("laptop-39-bits.toml"), "--format", "html"]);
     assert_eq!(output.status.code(), Some(1));

@@ -8,6 +8,8 @@
 //! page may have any power of two as its size: one larger than an entry repeats in as many entries
 //! as it covers. Where the access bit is enabled hardware sets it above the leaf too; a
 //! [`Translated`] reports the leaf's update alone, which is in the copy that the walk read.
+//!
+//! [`Translated`]: super::Translated
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 

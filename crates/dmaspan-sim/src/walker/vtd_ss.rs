@@ -9,6 +9,8 @@
 //! mappings of device TLBs (bit 62 counts as reserved). Bit 2, execute, is ignored, as hardware
 //! without execute requests does. Where SSADE is on hardware also sets A in the entries above the
 //! leaf; a [`Translated`] reports the leaf's update alone.
+//!
+//! [`Translated`]: super::Translated
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 

@@ -11,6 +11,8 @@
 //! supported: protection keys, the extended accessed bit, SMEP and SMAP. Where hardware updates
 //! entries it also sets A in the entries above the leaf; a [`Translated`] reports the leaf's
 //! update alone.
+//!
+//! [`Translated`]: super::Translated
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 

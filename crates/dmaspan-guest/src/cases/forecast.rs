@@ -404,6 +404,10 @@ fn advice(context: &Context) -> Result {
     if MachineFiles::new().kernel().is_none_or(|kernel| kernel < LinuxVersion::BY_FOLIO) {
         return Ok(Outcome::Skipped("its advice is another kernel".to_owned()));
     }
+    // The plan is made for the device, whose IOMMU it has to know.
+    if let Err(error) = MachineFiles::new().iommu_of(context.device.parse()?) {
+        return Ok(Outcome::Skipped(error.to_string()));
+    }
     // Programs that are started from here on have the limits of everybody.
     remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK)?;
     let device = context.device.as_str();

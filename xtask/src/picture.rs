@@ -1,10 +1,12 @@
 //! `cargo xtask picture` draws the picture of the README from the rows that `cargo xtask peers
-//! --format json` prints, and compares the README's table with them.
+//! --format json` prints, and compares the README's table with them and with other runs.
 
 mod headlines;
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::iter;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use svg::Document;
@@ -12,8 +14,12 @@ use svg::node::element::{Group, Rectangle, Style, Text};
 
 use crate::{Checked, Outcome};
 
-/// The rows that the picture in the tree is drawn from.
-const ROWS: &str = "docs/src/benchmarks/ratios.json";
+/// The book's folder of runs, each as its command printed it with `--format json`.
+const RUNS: &str = "docs/src/benchmarks";
+/// The run of `cargo xtask peers`, from which the picture is drawn.
+const ROWS: &str = "ratios.json";
+/// The runs of `dmaspan map`, `dmaspan-bench container` and `dmaspan-bench regbuf`.
+const OTHERS: [&str; 3] = ["map.json", "container.json", "registered.json"];
 /// The page whose table has the same figures.
 const README: &str = "README.md";
 /// The picture.
@@ -77,6 +83,33 @@ text { fill: #e6edf3 }
 .vtd { fill: #f0883e }
 }";
 
+/// Rows of the runs that figures are from, by file.
+struct Runs {
+    files: BTreeMap<&'static str, Vec<Value>>,
+}
+
+impl Runs {
+    /// The runs in the tree, or those with the rows in `file` in the place of [`ROWS`].
+    ///
+    /// # Errors
+    ///
+    /// That a file cannot be read, or has no rows.
+    fn of_the_tree(file: Option<&str>) -> Result<Self, String> {
+        let folder = crate::root().join(RUNS);
+        let rows = file.map_or_else(|| folder.join(ROWS), PathBuf::from);
+        let others = OTHERS.iter().map(|name| (*name, folder.join(name)));
+        let files = iter::once((ROWS, rows)).chain(others).map(|(name, path)| {
+            let rows = parsed(&read(&path)?).map_err(|why| format!("{}: {why}", path.display()))?;
+            Ok((name, rows))
+        });
+        Ok(Self { files: files.collect::<Result<_, String>>()? })
+    }
+
+    fn rows(&self, file: &str) -> &[Value] {
+        self.files.get(file).map_or(&[], Vec::as_slice)
+    }
+}
+
 /// Draws the picture from the rows in `file`, or from those in the tree, and compares the README's
 /// table with them.
 ///
@@ -85,26 +118,24 @@ text { fill: #e6edf3 }
 /// That a file cannot be read or written, which row is missing, or which figures of the README are
 /// not those of the rows, a line each.
 pub fn draw(file: Option<&str>) -> Checked {
-    let rows = file.map_or_else(|| crate::root().join(ROWS), |file| Path::new(file).to_path_buf());
-    let read = |path: &Path| {
-        fs::read_to_string(path)
-            .map_err(|error| format!("{} cannot be read: {error}", path.display()))
-    };
-    let text = read(&rows)?;
-    let picture = picture(&text).map_err(|why| format!("{}: {why}", rows.display()))?;
+    let runs = Runs::of_the_tree(file)?;
     let place = crate::root().join(PICTURE);
-    fs::write(&place, picture)
+    fs::write(&place, picture(runs.rows(ROWS))?)
         .map_err(|error| format!("{} cannot be written: {error}", place.display()))?;
-    crate::say(&format!("picture: {PICTURE} is drawn from {}", rows.display()));
-    let readme = read(&crate::root().join(README))?;
-    let problems = headlines::problems(&readme, &parsed(&text)?);
+    crate::say(&format!("picture: {PICTURE} is drawn from {}", file.unwrap_or(ROWS)));
+    let problems = headlines::problems(&read(&crate::root().join(README))?, &runs);
     if problems.is_empty() { Ok(Outcome::Passed) } else { Err(problems.join("\n   ")) }
 }
 
-/// The rows of a file.
-fn parsed(rows: &str) -> Result<Vec<Value>, String> {
-    let rows: Value = serde_json::from_str(rows).map_err(|error| error.to_string())?;
-    let Value::Array(rows) = rows else { return Err("not an array of rows".to_owned()) };
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+/// The rows of a run: an array, or the member `rows` of an object.
+fn parsed(text: &str) -> Result<Vec<Value>, String> {
+    let mut run: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let rows = if run.is_object() { run["rows"].take() } else { run };
+    let Value::Array(rows) = rows else { return Err("has no array of rows".to_owned()) };
     Ok(rows)
 }
 
@@ -113,13 +144,12 @@ fn parsed(rows: &str) -> Result<Vec<Value>, String> {
 /// # Errors
 ///
 /// What is wrong with the rows.
-fn picture(rows: &str) -> Result<String, String> {
-    let rows = parsed(rows)?;
+fn picture(rows: &[Value]) -> Result<String, String> {
     let mut bars = Vec::new();
     for (case, operation, label) in CASES {
         let ratios = PEERS.iter().map(|peer| {
             let case = format!("{}/{case}", peer.format);
-            Ok((peer, ratio(&rows, &case, operation, peer.peer)?))
+            Ok((peer, ratio(rows, &case, operation, peer.peer)?))
         });
         bars.push((label, ratios.collect::<Result<Vec<_>, String>>()?));
     }
@@ -167,13 +197,21 @@ fn picture(rows: &str) -> Result<String, String> {
     Ok(format!("{document}\n"))
 }
 
-/// The ratio of a row.
+/// The ratio of a row of `cargo xtask peers`.
 fn ratio(rows: &[Value], case: &str, operation: &str, peer: &str) -> Result<f64, String> {
-    let is_it = |row: &&Value| row["case"] == case && row["op"] == operation && row["peer"] == peer;
-    let ratio = rows.iter().find(is_it).and_then(|row| row["ratio"].as_f64());
+    let ratio = row(rows, &[("case", case), ("op", operation), ("peer", peer)])?["ratio"].as_f64();
     ratio
         .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
         .ok_or_else(|| format!("no ratio of {case}, {operation}, beside {peer}"))
+}
+
+/// The row whose members have these values.
+fn row<'a>(rows: &'a [Value], members: &[(&str, &str)]) -> Result<&'a Value, String> {
+    let is_it = |row: &&Value| members.iter().all(|(name, value)| row[name] == *value);
+    rows.iter().find(is_it).ok_or_else(|| {
+        let values: Vec<&str> = members.iter().map(|(_, value)| *value).collect();
+        format!("no row of {}", values.join(", "))
+    })
 }
 
 fn bar(x: f64, y: f64, width: f64, height: f64, class: &str) -> Rectangle {
@@ -203,32 +241,49 @@ mod tests {
     use super::*;
 
     pub(super) fn read(path: &str) -> String {
-        fs::read_to_string(crate::root().join(path)).unwrap()
+        super::read(&crate::root().join(path)).unwrap()
+    }
+
+    fn rows() -> Vec<Value> {
+        Runs::of_the_tree(None).unwrap().rows(ROWS).to_vec()
+    }
+
+    /// The rows of the tree, with another ratio of one page of Arm's.
+    fn with(ratio: f64) -> Vec<Value> {
+        let mut rows = rows();
+        let is_it = |row: &&mut Value| row["case"] == "lpae/4k_1" && row["op"] == "map";
+        rows.iter_mut().find(is_it).unwrap()["ratio"] = ratio.into();
+        rows
     }
 
     #[test]
     fn the_picture_in_the_tree_is_drawn_from_the_rows_in_the_tree() {
-        let is_same = picture(&read(ROWS)).unwrap() == read(PICTURE);
+        let is_same = picture(&rows()).unwrap() == read(PICTURE);
         assert!(is_same, "run `cargo xtask picture`");
     }
 
     #[test]
     fn bars_are_as_long_as_their_ratios() {
-        let rows = read(ROWS).replace("\"ratio\": 1.56", "\"ratio\": 29.4");
-        let (before, after) = (picture(&read(ROWS)).unwrap(), picture(&rows).unwrap());
-        // Of the ratios in the tree 14.7 is the most; its bar is half as long as that of 29.4.
-        let width = format!("width=\"{}\"", WIDTH - LEFT - 64.0);
-        let half = format!("width=\"{}\"", (WIDTH - LEFT - 64.0) / 2.0);
-        assert!(before.contains(&width) && after.contains(&width) && after.contains(&half));
-        assert!(after.contains("29×") && !before.contains("29×"));
+        let has = |picture: &str, width: f64| picture.contains(&format!("width=\"{width}\""));
+        let longest = WIDTH - LEFT - 64.0;
+        let (once, twice) = (picture(&with(100.0)).unwrap(), picture(&with(200.0)).unwrap());
+        assert!(has(&once, longest) && has(&twice, longest));
+        let shorter = |picture: &str| {
+            let bars = picture.split("class=\"vtd\"").nth(2).unwrap();
+            let width = bars.split("width=\"").nth(1).unwrap().split('"').next().unwrap();
+            width.parse::<f64>().unwrap()
+        };
+        assert!((shorter(&once) / shorter(&twice) - 2.0).abs() < 0.1, "{once}\n{twice}");
     }
 
     #[test]
     fn a_row_that_is_missing_or_no_ratio_is_named() {
-        let without = read(ROWS).replace("lpae/16g_2m", "lpae/x");
+        let mut without = rows();
+        without.retain(|row| row["case"] != "lpae/16g_2m");
         let why = picture(&without).unwrap_err();
-        assert_eq!(why, "no ratio of lpae/16g_2m, map, beside io-pgtable-arm");
-        assert!(picture(&read(ROWS).replace("1.56", "-1")).is_err());
-        assert!(picture("{}").is_err() && picture("x").is_err());
+        assert_eq!(why, "no row of lpae/16g_2m, map, io-pgtable-arm");
+        assert!(picture(&with(-1.0)).unwrap_err().starts_with("no ratio of lpae/4k_1, map"));
+        assert!(parsed("{}").is_err() && parsed("x").is_err());
+        assert_eq!(parsed("{\"rows\": [1]}").unwrap(), [1]);
     }
 }

@@ -1,52 +1,127 @@
-//! The table "How fast" of the README has the figures of the rows that the picture is drawn from.
+//! The table "How fast" of the README has the figures of the runs that stand in the book's folder
+//! of benchmarks, each as its command printed it with `--format json`.
 
 use serde_json::Value;
 
-use super::{README, digits, ratio};
+use super::{README, Runs, digits, row};
 
-/// A row of the rows: case, operation and peer.
-type Measured = (&'static str, &'static str, &'static str);
+/// A file of the book's folder of benchmarks, the keys that choose one of its rows, and the place
+/// of the ratio in the row.
+struct Figure {
+    file: &'static str,
+    row: &'static [(&'static str, &'static str)],
+    ratio: &'static str,
+}
 
-const ARM: &str = "io-pgtable-arm";
-const VTD: &str = "generic_pt vtdss";
-const BY_PAGE: &str = "io-pgtable-arm, page by page";
-const ONE_SLOT: [&str; 2] = ["swiotlb/pair_4k_threads_1", "swiotlb/pair_4k_threads_2"];
+/// A figure of `cargo xtask peers`.
+const fn peers(row: &'static [(&'static str, &'static str)]) -> Figure {
+    Figure { file: "ratios.json", row, ratio: "/ratio" }
+}
 
-/// The cases of the table whose command is one of `cargo xtask peers`, and their figures.
-const HEADLINES: [(&str, &[Measured]); 10] = [
+/// A figure of `dmaspan map`.
+const fn map(row: &'static [(&'static str, &'static str)], ratio: &'static str) -> Figure {
+    Figure { file: "map.json", row, ratio }
+}
+
+/// A figure of `dmaspan-bench container`.
+const fn container(row: &'static [(&'static str, &'static str)]) -> Figure {
+    Figure { file: "container.json", row, ratio: "/speedup" }
+}
+
+/// Gives the figure of a case, an operation and a peer.
+macro_rules! beside {
+    ($case:literal, $operation:literal, $peer:literal) => {
+        peers(&[("case", $case), ("op", $operation), ("peer", $peer)])
+    };
+}
+
+/// The cases of the table, and their figures.
+const HEADLINES: [(&str, &[Figure]); 14] = [
     (
         "512 pages of 4K, one call: map, unmap",
-        &[("lpae/4k_512", "map", ARM), ("lpae/4k_512", "unmap", ARM)],
+        &[
+            beside!("lpae/4k_512", "map", "io-pgtable-arm"),
+            beside!("lpae/4k_512", "unmap", "io-pgtable-arm"),
+        ],
     ),
-    ("the same, VT-d", &[("vtd_ss/4k_512", "map", VTD), ("vtd_ss/4k_512", "unmap", VTD)]),
-    ("one page of 4K: map, unmap", &[("lpae/4k_1", "map", ARM), ("lpae/4k_1", "unmap", ARM)]),
+    (
+        "the same, VT-d",
+        &[
+            beside!("vtd_ss/4k_512", "map", "generic_pt vtdss"),
+            beside!("vtd_ss/4k_512", "unmap", "generic_pt vtdss"),
+        ],
+    ),
+    (
+        "one page of 4K: map, unmap",
+        &[
+            beside!("lpae/4k_1", "map", "io-pgtable-arm"),
+            beside!("lpae/4k_1", "unmap", "io-pgtable-arm"),
+        ],
+    ),
     (
         "16 GiB as 4K, fresh tables: map, unmap",
-        &[("lpae/16g_4k", "map", ARM), ("lpae/16g_4k", "unmap", ARM)],
+        &[
+            beside!("lpae/16g_4k", "map", "io-pgtable-arm"),
+            beside!("lpae/16g_4k", "unmap", "io-pgtable-arm"),
+        ],
     ),
-    ("512 scattered pages: map", &[("lpae/scattered_4k_512", "map", ARM)]),
+    ("512 scattered pages: map", &[beside!("lpae/scattered_4k_512", "map", "io-pgtable-arm")]),
     (
         "1 GiB of 2M leaves, unmap with its spans",
-        &[("lpae/spans_1g", "unmap", "io-pgtable-arm, by 2M steps")],
+        &[beside!("lpae/spans_1g", "unmap", "io-pgtable-arm, by 2M steps")],
     ),
     (
         "a domain, 256 pages: map, unmap and sync",
-        &[("lpae/domain_4k_256", "map", BY_PAGE), ("lpae/domain_4k_256", "unmap", BY_PAGE)],
+        &[
+            beside!("lpae/domain_4k_256", "map", "io-pgtable-arm, page by page"),
+            beside!("lpae/domain_4k_256", "unmap", "io-pgtable-arm, page by page"),
+        ],
     ),
-    ("an IOVA for a page, allocated and freed", &[("iova/pair_1_threads_1", "pair", "iova.c")]),
+    (
+        "an IOVA for a page, allocated and freed",
+        &[beside!("iova/pair_1_threads_1", "pair", "iova.c")],
+    ),
     (
         "a page through the whole DMA API, lazily",
-        &[("lpae/dma_pair_4k_1", "pair", "io-pgtable-arm, tables only")],
+        &[beside!("lpae/dma_pair_4k_1", "pair", "io-pgtable-arm, tables only")],
     ),
     (
         "a bounce slot for 4K: one, two threads",
-        &[(ONE_SLOT[0], "pair", "swiotlb.c"), (ONE_SLOT[1], "pair", "swiotlb.c")],
+        &[
+            beside!("swiotlb/pair_4k_threads_1", "pair", "swiotlb.c"),
+            beside!("swiotlb/pair_4k_threads_2", "pair", "swiotlb.c"),
+        ],
+    ),
+    (
+        "1 GiB of THP: table work of map, unmap",
+        &[
+            map(&[("memory", "thp")], "/table_speedup/map"),
+            map(&[("memory", "thp")], "/table_speedup/unmap"),
+        ],
+    ),
+    (
+        "1 GiB of base pages: the same",
+        &[
+            map(&[("memory", "base")], "/table_speedup/map"),
+            map(&[("memory", "base")], "/table_speedup/unmap"),
+        ],
+    ),
+    (
+        "16 GiB of huge pages in a container",
+        &[
+            container(&[("case", "MADV_HUGEPAGE"), ("op", "map")]),
+            container(&[("case", "MADV_HUGEPAGE"), ("op", "unmap")]),
+        ],
+    ),
+    (
+        "8 MiB of a registered buffer as a scatter list",
+        &[Figure { file: "registered.json", row: &[("case", "8m-4x2m")], ratio: "/speedup" }],
     ),
 ];
 
-/// Where the table and the rows differ, a line each: figures, cases of the table that no rows are
+/// Where the table and the runs differ, a line each: figures, cases of the table that no run is
 /// known of, and cases that it does not have.
-pub(super) fn problems(readme: &str, rows: &[Value]) -> Vec<String> {
+pub(super) fn problems(readme: &str, runs: &Runs) -> Vec<String> {
     let table: Vec<(&str, &str)> = readme.lines().filter_map(headline).collect();
     let mut problems: Vec<String> = HEADLINES
         .iter()
@@ -59,9 +134,11 @@ pub(super) fn problems(readme: &str, rows: &[Value]) -> Vec<String> {
             problems.push(format!("{README}: of `{label}` {what}"));
             continue;
         };
-        let ratios = measured
-            .iter()
-            .map(|(case, operation, peer)| ratio(rows, case, operation, peer).map(digits));
+        let ratios = measured.iter().map(|figure| {
+            let row = row(runs.rows(figure.file), figure.row)?;
+            let ratio = row.pointer(figure.ratio).and_then(Value::as_f64);
+            ratio.map(digits).ok_or_else(|| format!("{} has no {}", figure.file, figure.ratio))
+        });
         match ratios.collect::<Result<Vec<_>, _>>() {
             Ok(ratios) if ratios.join(", ") == figures => {}
             Ok(ratios) => problems.push(format!(
@@ -74,33 +151,44 @@ pub(super) fn problems(readme: &str, rows: &[Value]) -> Vec<String> {
     problems
 }
 
-/// The case and the figures of a line of the table whose command compares with Linux's own code.
+/// The case and the figures of a line of the table, which has a command in its last column.
 fn headline(line: &str) -> Option<(&str, &str)> {
     let cells: Vec<&str> = line.split('|').map(str::trim).collect();
     let ["", case, _, figures, command, ""] = cells[..] else { return None };
-    command.starts_with("`cargo xtask peers").then_some((case, figures))
+    command.starts_with("`cargo ").then_some((case, figures))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ROWS, parsed, tests::read};
+    use super::super::{Runs, tests::read};
     use super::*;
 
+    fn runs() -> Runs {
+        Runs::of_the_tree(None).unwrap()
+    }
+
     fn found(readme: &str) -> Vec<String> {
-        problems(readme, &parsed(&read(ROWS)).unwrap())
+        problems(readme, &runs())
     }
 
     #[test]
-    fn the_table_of_the_readme_has_the_figures_of_the_rows_in_the_tree() {
+    fn the_table_of_the_readme_has_the_figures_of_the_runs_in_the_tree() {
         assert_eq!(found(&read(README)), Vec::<String>::new());
     }
 
     #[test]
-    fn a_figure_that_is_not_the_rows_is_found() {
-        let readme = read(README).replace("| 5.7, 12 |", "| 5.7, 13 |");
-        let expected = "README.md: `512 pages of 4K, one call: map, unmap` has 5.7, 13, and the \
-                        rows have 5.7, 12";
-        assert_eq!(found(&readme), [expected]);
+    fn a_figure_that_is_not_the_runs_is_found_whatever_its_command() {
+        for (label, _) in HEADLINES {
+            let wrong = |line: &str| match headline(line) {
+                Some((case, figures)) if case == label => line.replace(figures, "7777"),
+                _ => line.to_owned(),
+            };
+            let readme: Vec<String> = read(README).lines().map(wrong).collect();
+            let problems = found(&readme.join("\n"));
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            let expected = format!("README.md: `{label}` has 7777, and the rows have ");
+            assert!(problems[0].starts_with(&expected), "{problems:?}");
+        }
     }
 
     #[test]
@@ -109,9 +197,13 @@ mod tests {
         assert_eq!(missing.len(), 2, "{missing:?}");
         assert!(missing[0].contains("no case `the same, VT-d`"), "{missing:?}");
         assert!(missing[1].contains("`the same, AMD`"), "{missing:?}");
-        let rows = parsed(&read(ROWS).replace("iova.c", "x")).unwrap();
-        let missing = problems(&read(README), &rows);
+        let mut runs = runs();
+        runs.files.get_mut("ratios.json").unwrap().retain(|row| row["peer"] != "iova.c");
+        let missing = problems(&read(README), &runs);
         assert_eq!(missing.len(), 1, "{missing:?}");
-        assert!(missing[0].ends_with("no ratio of iova/pair_1_threads_1, pair, beside iova.c"));
+        assert!(
+            missing[0].ends_with("no row of iova/pair_1_threads_1, pair, iova.c"),
+            "{missing:?}"
+        );
     }
 }

@@ -44,7 +44,7 @@ pub enum DeviceIommuError {
 pub struct DeviceIommu {
     /// What it can map.
     pub iommu: PaperIommu,
-    /// What of that is assumed, since Linux does not tell it in sysfs, and where else it stands;
+    /// The part that is assumed, since Linux does not tell it in sysfs, and where else it stands;
     /// `None` where all was read.
     pub assumed: Option<String>,
 }

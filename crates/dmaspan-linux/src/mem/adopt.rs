@@ -104,7 +104,7 @@ impl Memory {
             return Err(AdoptError::NotShared { start: memory.range.start().get(), len, offset });
         }
         memory.file = Some((file, offset));
-        // Who brought the file has it, too.
+        // The caller that brought the file has it, too.
         memory.file_shared = true.into();
         Ok(memory)
     }

@@ -45,7 +45,7 @@ pub(crate) struct MappingTable<K: Kernel> {
     state: Mutex<State>,
 }
 
-/// Who may have mapped something where no slot is.
+/// The owners of mappings that may be where no slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gaps {
     /// Nobody: one request unmaps slots and the gaps between them.

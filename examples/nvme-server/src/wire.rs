@@ -1,0 +1,167 @@
+//! Messages on the socket (QEMU's docs/interop/vfio-user.rst, version 0.1).
+
+use std::io::{self, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use dmaspan::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+
+use crate::bytes::{put, u16_at, u32_at};
+
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 16;
+/// The most bytes of data in a message, as VERSION says it.
+pub(crate) const MAX_DATA: usize = 1 << 20;
+/// The most bytes behind the header: data, and what describes it.
+const MAX_BODY: usize = MAX_DATA + 64;
+/// The most descriptors of a message, as VERSION says it.
+pub(crate) const MAX_FDS: usize = 16;
+
+/// The flag of a request that is not answered.
+const NO_REPLY: u32 = 1 << 4;
+const REPLY: u32 = 1;
+const ERROR: u32 = 1 << 5;
+/// The bits that say what kind of message it is: 0 is a request.
+const KIND: u32 = 0xf;
+
+/// A message of the client.
+#[derive(Debug)]
+pub struct Message {
+    /// What the client calls it.
+    pub id: u16,
+    /// What it asks for.
+    pub command: u16,
+    /// Whether it is a request, and whether it is to be answered.
+    pub flags: u32,
+    /// The bytes behind the header.
+    pub body: Vec<u8>,
+    /// The descriptors that came with it.
+    pub fds: Vec<OwnedFd>,
+    /// Whether there were more descriptors than this process may have, or a message.
+    pub is_short_of_fds: bool,
+}
+
+impl Message {
+    /// Whether it asks for something.
+    pub(crate) fn is_request(&self) -> bool {
+        self.flags & KIND == 0
+    }
+
+    pub(crate) fn is_answered(&self) -> bool {
+        self.flags & NO_REPLY == 0
+    }
+
+    /// The bytes of an answer to it.
+    pub(crate) fn answer(&self, done: &Result<Vec<u8>, Errno>) -> Vec<u8> {
+        let (flags, errno, body) = match done {
+            Ok(body) => (REPLY, 0, body.as_slice()),
+            Err(errno) => (REPLY | ERROR, errno.get(), [].as_slice()),
+        };
+        let mut bytes = vec![0; HEADER];
+        let len = u32::try_from(HEADER + body.len()).unwrap_or(u32::MAX);
+        put(&mut bytes, 0, &self.id.to_le_bytes());
+        put(&mut bytes, 2, &self.command.to_le_bytes());
+        put(&mut bytes, 4, &len.to_le_bytes());
+        put(&mut bytes, 8, &flags.to_le_bytes());
+        put(&mut bytes, 12, &errno.to_le_bytes());
+        bytes.extend(body);
+        bytes
+    }
+}
+
+/// The reason why no more messages can be read, or answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The socket failed.
+    #[error("the client's socket: {0}")]
+    Socket(#[from] io::Error),
+    /// It ended amid a message.
+    #[error("the client's socket ended after {got} bytes of a message")]
+    Ended {
+        /// How many came.
+        got: usize,
+    },
+    /// Where the next message begins cannot be known.
+    #[error("a message of {len} bytes, which are to be from {HEADER} to {}", HEADER + MAX_BODY)]
+    Length {
+        /// What its header says.
+        len: u32,
+    },
+}
+
+/// Reads the next message; `None` where the client has ended.
+///
+/// # Errors
+///
+/// [`WireError`]: there are no further messages.
+pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>, WireError> {
+    let mut message = Message {
+        id: 0,
+        command: 0,
+        flags: 0,
+        body: Vec::new(),
+        fds: Vec::new(),
+        is_short_of_fds: false,
+    };
+    let mut header = [0; HEADER];
+    let got = fill(socket, &mut header, &mut message)?;
+    if got == 0 {
+        return Ok(None);
+    }
+    if got < HEADER {
+        return Err(WireError::Ended { got });
+    }
+    message.id = u16_at(&header, 0).unwrap_or_default();
+    message.command = u16_at(&header, 2).unwrap_or_default();
+    message.flags = u32_at(&header, 8).unwrap_or_default();
+    let len = u32_at(&header, 4).unwrap_or_default();
+    let body = usize::try_from(len).ok().and_then(|len| len.checked_sub(HEADER));
+    let body = body.filter(|body| *body <= MAX_BODY).ok_or(WireError::Length { len })?;
+    let mut bytes = vec![0; body];
+    let got = fill(socket, &mut bytes, &mut message)?;
+    if got < body {
+        return Err(WireError::Ended { got: HEADER + got });
+    }
+    message.body = bytes;
+    Ok(Some(message))
+}
+
+/// Fills bytes from a socket, less where it ends, and takes the descriptors that come with them.
+fn fill(socket: &UnixStream, bytes: &mut [u8], message: &mut Message) -> io::Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = bytes.get_mut(done..).unwrap_or_default();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut rest = [IoSliceMut::new(rest)];
+        let got = match recvmsg(socket, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => continue,
+            got => got?,
+        };
+        for sent in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = sent {
+                message.fds.extend(fds);
+            }
+        }
+        message.is_short_of_fds |=
+            got.flags.contains(ReturnFlags::CTRUNC) || message.fds.len() > MAX_FDS;
+        message.fds.truncate(MAX_FDS);
+        if got.bytes == 0 {
+            break;
+        }
+        done += got.bytes;
+    }
+    Ok(done)
+}
+
+/// Sends an answer.
+///
+/// # Errors
+///
+/// [`WireError::Socket`].
+pub(crate) fn send(mut socket: &UnixStream, answer: &[u8]) -> Result<(), WireError> {
+    Ok(socket.write_all(answer)?)
+}

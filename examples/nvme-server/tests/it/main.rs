@@ -1,0 +1,7 @@
+//! A client of the server, and a guest with a driver of its own.
+#![expect(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+
+mod client;
+mod guest;
+mod hostile;
+mod transfers;

@@ -21,13 +21,10 @@ pub(super) fn row(case: &Case, op: usize, [old, new]: &[Measured; 2]) -> Fields 
     let gibps = |ns: u64| rounded(case.bytes as f64 / GIB as f64 * 1e9 / ns.max(1) as f64);
     let pages = (case.bytes / PAGE) as f64;
     let per_4k = |way: &Measured| way.instructions[op].counted().map(|all| rounded(all / pages));
-    let rate = LARGE_FOLIOS.row(case.name, &format!("{op_name} rate"));
-    let linux = rate.map(SeriesRow::shown_short);
     let fields = Fields::from([
         (".section", OPS[op].to_uppercase().into()),
         (".label", case.name.into()),
         (".memory", matches!(case.what, What::Memory { .. }).into()),
-        (".linux", linux.unwrap_or_default().into()),
         (".per_page_gibps", gibps(old_ns).into()),
         ("case", case.name.into()),
         ("op", OPS[op].into()),
@@ -95,7 +92,6 @@ const TIMES_OF: &[Column] = &[
     ("by span", "ns", fine_time),
     ("GB/s", "gibps", rate),
     ("faster", "speedup", ratio),
-    ("series\nGB/s", ".linux", rate),
 ];
 /// What the series for large folios measured, beside what is gained here.
 const FOLIOS: &[Column] = &[

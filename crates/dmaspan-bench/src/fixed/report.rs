@@ -59,17 +59,22 @@ const fn series_case(op: Op) -> &'static str {
 
 /// What is not as it was for the series.
 fn differs(plan: &Plan) -> String {
+    let all = ["CPU times, no profile".to_owned()].into_iter().chain(load_differs(plan));
+    all.collect::<Vec<_>>().join(", ")
+}
+
+/// What of the load is not.
+fn load_differs(plan: &Plan) -> impl Iterator<Item = String> {
     let depth = (plan.depth != 64).then(|| format!("{} at a time", plan.depth));
     let block = (plan.block != 8 << 20).then(|| format!("blocks of {}", ByteSize::new(plan.block)));
     let page = plan.memory.page_size();
     let page = (page != 2 << 20).then(|| format!("pages of {}", page_size(page)));
-    let all =
-        ["CPU times, no profile".to_owned()].into_iter().chain(depth).chain(block).chain(page);
-    all.collect::<Vec<_>>().join(", ")
+    depth.into_iter().chain(block).chain(page)
 }
 
 /// The profile of the series.
 fn series_table(plan: &Plan) -> Table {
+    let differs = load_differs(plan).collect::<Vec<_>>().join(",\n");
     let lines: Vec<Fields> = FIXED_BUFFERS
         .of("randread")
         .map(|row| {
@@ -78,13 +83,20 @@ fn series_table(plan: &Plan) -> Table {
                 Value::from(shown.unwrap_or_default())
             };
             let (read, write) = (share(Op::Read), share(Op::Write));
-            Fields::from([(".label", row.figure.into()), ("read", read), ("write", write)])
+            Fields::from([
+                (".label", row.figure.into()),
+                ("read", read),
+                ("write", write),
+                ("differs", differs.as_str().into()),
+            ])
         })
         .collect();
     let columns = plan.ops.iter().map(|op| match op {
         Op::Read => ("series, % of cycles\nrandread", "read", three_digits as fn(f64) -> String),
         Op::Write => ("\nrandwrite", "write", three_digits as fn(f64) -> String),
     });
+    let here = ("differs\nhere", "differs", three_digits as fn(f64) -> String);
+    let columns = columns.chain((!differs.is_empty()).then_some(here));
     report::table("", &columns.collect::<Vec<_>>(), &lines)
 }
 

@@ -79,7 +79,12 @@ pub(super) fn row(
     let (old_cpu, cpu) = (rounded(vanilla.cpu_ns.each()), rounded(now.cpu_ns.each()));
     let (is_queue, is_copied) = (case.order == Order::Queue, case.copies);
     let section = match (is_queue, is_copied) {
-        (true, _) => plural(case.threads, "job"),
+        // The tables of bandwidth and CPU time have the series' figures in these lines.
+        (true, _) => format!(
+            "{}; series\n {} on 8 CPUs",
+            plural(case.threads, "job"),
+            if case.threads > 1 { 4 } else { 1 }
+        ),
         (false, true) => "copied in and out".to_owned(),
         (false, false) => "copies left out".to_owned(),
     };
@@ -193,9 +198,9 @@ const WAITS: &[Column] = &[("vanilla", "vanilla_waits", whole), ("now", "waits",
 const SERIES: &[Column] = &[
     ("series\nMB/s", ".series_mbps", whole),
     ("\nkIOPS", ".series_kiops", whole),
-    ("\nhost CPU %", ".series_host", whole),
-    ("\nguest CPU %", ".series_guest", whole),
-    ("differs here", ".differs", whole),
+    ("CPU, %\nhost", ".series_host", whole),
+    ("\nguest", ".series_guest", whole),
+    ("differs\nhere", ".differs", whole),
 ];
 const TIMES_OF: &[Column] = &[
     ("threads", "threads", count),

@@ -99,7 +99,11 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
 #[test]
 fn the_tables_are_narrow_and_say_what_they_mean() {
     let parts = ["by page", "by span", "faster", "MADV_HUGEPAGE", "BAR 32G as 1G", "✓"];
-    program::tables(&["container", "--quick"], &parts);
+    let told = ["0.052 → 0.031", "theirs ?", "~1 → <0.001", "no boot"];
+    let shown = program::tables(&["container", "--quick"], &[&parts[..], &told].concat());
+    // What a series measured stands in rows that say what differs.
+    let told = || shown.lines().filter(|line| line.contains('→'));
+    assert!(told().count() == 10 && told().all(|line| line.contains("a model")), "{shown}");
 }
 
 #[test]

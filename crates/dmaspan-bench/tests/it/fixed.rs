@@ -27,10 +27,10 @@ impl Drop for Scratch {
     }
 }
 
-/// The report of both ways over the file; `None` where this machine cannot.
-fn report(scratch: &Scratch, more: &[&str]) -> Option<Value> {
+/// What the program prints of both ways over the file; `None` where this machine cannot.
+fn printed(scratch: &Scratch, more: &[&str]) -> Option<String> {
     let args = [
-        &["fixed", scratch.0.to_str().unwrap(), "--format", "json", "--memory", "base"][..],
+        &["fixed", scratch.0.to_str().unwrap(), "--memory", "base"][..],
         &["--block", "64K", "--depth", "3", "--count", "9", "--runs", "1"],
         more,
     ];
@@ -41,7 +41,12 @@ fn report(scratch: &Scratch, more: &[&str]) -> Option<Value> {
         return None;
     }
     assert_eq!(output.status.code(), Some(0), "{said}");
-    Some(serde_json::from_slice(&output.stdout).unwrap())
+    Some(program::text(&output.stdout))
+}
+
+fn report(scratch: &Scratch, more: &[&str]) -> Option<Value> {
+    let printed = printed(scratch, &[more, &["--format", "json"]].concat())?;
+    Some(serde_json::from_str(&printed).unwrap())
 }
 
 fn ways(report: &Value) -> Vec<(&str, &str)> {
@@ -77,4 +82,15 @@ fn writes_are_measured_both_ways_behind_the_reads_and_leave_a_file_of_the_same_l
             assert!(differs.contains("3 at a time") && differs.contains("64 KiB"), "{differs}");
         }
     }
+}
+
+#[test]
+fn every_line_of_the_series_says_which_load_is_not_its_own() {
+    let scratch = Scratch::new("fixed-text");
+    let Some(shown) = printed(&scratch, &["--write"]) else { return };
+    let lines: Vec<&str> = shown.lines().filter(|line| line.contains('→')).collect();
+    let lines = &lines[..lines.len().min(5)];
+    assert!(lines.len() == 5 && lines[0].contains("4.68 → -"), "{shown}");
+    assert!(lines[0].contains("2.82 → -"), "{shown}");
+    assert!(lines.iter().all(|line| line.contains("3 at a time")), "{shown}");
 }

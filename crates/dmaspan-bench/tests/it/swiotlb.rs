@@ -150,6 +150,8 @@ fn the_tables_are_narrow_and_say_what_they_mean() {
                 "vanilla",
                 "series",
                 "455 ns",
+                "1 job; series",
+                "1 on 8 CPUs",
                 "read, overwritten",
                 "burst of 64",
                 "copies left out",

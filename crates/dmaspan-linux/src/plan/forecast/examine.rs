@@ -58,7 +58,11 @@ fn refused(layout: &PaperLayout, places: &Places, refusal: &Refusal) -> PlanFind
     let instead =
         first.filter(|_| !matches!(error, PlanError::Unaligned { .. } | PlanError::NoRoom { .. }));
     let instead = instead.and_then(|(number, region)| {
-        let wanted = Wanted { user: region.user, iova: None, align: 1, region: number };
+        // A BAR is at a multiple of its size.
+        let len = region.len();
+        let is_aligned = len.is_power_of_two() && region.user.start().get().is_multiple_of(len);
+        let align = if is_aligned && region.backing == Backing::Registers { len } else { 1 };
+        let wanted = Wanted { user: region.user, iova: None, align, region: number };
         let place = places.take(wanted, &|_| None).ok()?;
         let range = place.range;
         places.free(place);

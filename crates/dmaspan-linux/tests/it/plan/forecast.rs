@@ -356,6 +356,25 @@ fn registers_at_an_address_that_rules_larger_leaves_out_are_told_the_next_one() 
 }
 
 #[test]
+fn registers_are_told_an_address_that_is_a_multiple_of_their_size() {
+    let ram = paper("ram", 1 << 40, Some(4 * G1), 6 * G1, M2);
+    let bar = |user| PaperRegion {
+        backing: Backing::Registers,
+        memory: 1,
+        ..paper("BAR 1", user, Some(1 << 40), 8 * G1, 8 * G1)
+    };
+    let iommu = PaperIommu::new(IommuModel::Vtd).with_bits(39).unwrap();
+    let said = |bar| {
+        let layout = PaperLayout { iommu: iommu.clone(), ..layout(vec![ram.clone(), bar]) };
+        let forecast = Forecast::new(&layout).unwrap();
+        forecast.findings[0].mends()[0].iova.unwrap().get()
+    };
+    assert_eq!(said(bar(8 * G1)), 16 * G1);
+    // Where the host has it otherwise, it is congruent to that.
+    assert_eq!(said(bar(11 * G1)) % G1, 0);
+}
+
+#[test]
 fn limits_are_counted_against_whom_the_interface_says() {
     let mut layout = q35(4 * G1, G1);
     layout.limits.memlock = Some(4 * G1);

@@ -48,10 +48,11 @@ struct DoctorReport {
 /// One thing about the machine, as it is printed.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CheckRow {
-    name: &'static str,
-    right: bool,
-    text: String,
-    change: Option<String>,
+    pub(crate) name: &'static str,
+    pub(crate) right: bool,
+    pub(crate) text: String,
+    /// The command that changes it, where it is not right.
+    pub(crate) change: Option<String>,
 }
 
 /// What there is to say of a machine.

@@ -43,6 +43,15 @@ pub(crate) fn figure(value: &str, name: &str) -> Markup {
     html! { li { span { (name) } strong { (value) } } }
 }
 
+/// A text in which what is in backticks is code.
+pub(crate) fn words(text: &str) -> Markup {
+    html! {
+        @for (number, part) in text.split('`').enumerate() {
+            @if number % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
 /// A part of a strip, in steps of which it has [`STRIP`]: where it begins, how long and how high it
 /// is, of 1 at most, and how it looks.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -58,10 +58,14 @@ pub(crate) fn read(path: &Path) -> Result<PaperLayout, LayoutError> {
     }
     let text = fs::read_to_string(path).map_err(unreadable)?;
     parse(&text).map_err(|Wrong { at, what }| {
-        let before = text.get(..at).unwrap_or(&text);
-        let line = before.matches('\n').count() + 1;
+        let line = line_of(&text, at);
         LayoutError::Line { path: path.to_owned(), line, what }
     })
+}
+
+/// The line of a byte, from 1 on.
+fn line_of(text: &str, at: usize) -> usize {
+    text.get(..at).unwrap_or(text).matches('\n').count() + 1
 }
 
 /// What is wrong, and in which byte of the text.
@@ -237,6 +241,9 @@ fn parse(text: &str) -> Result<PaperLayout, Wrong> {
     if regions.all.is_empty() {
         return Err(Wrong { at: 0, what: "it has no [[region]] and no [[bar]]".to_owned() });
     }
+    let begins = file.region.iter().map(Spanned::span).chain(file.bar.iter().map(Spanned::span));
+    let begins: Vec<usize> = begins.map(|span| span.start).collect();
+    no_overlap(text, &begins, &regions.all)?;
     let mut limits = limits(&file.limits, locked_by);
     limits.pools = file.pool.iter().map(pool).collect::<Result<_, _>>()?;
     let (has_viommu, device_node) = (file.viommu, file.device_node);
@@ -249,6 +256,33 @@ fn parse(text: &str) -> Result<PaperLayout, Wrong> {
         has_viommu,
         device_node,
     })
+}
+
+/// Two regions that are to be seen at the same address are a mistake of the later one, which names
+/// the line of the other.
+fn no_overlap(text: &str, begins: &[usize], regions: &[PaperRegion]) -> Result<(), Wrong> {
+    let placed = |(begin, region): (&usize, &PaperRegion)| {
+        let range = IovaRange::from_len(region.iova?, region.len()).ok()?;
+        Some((range, *begin, region.name.clone()))
+    };
+    let mut all: Vec<_> = begins.iter().zip(regions).filter_map(placed).collect();
+    all.sort_by_key(|(range, begin, _)| (range.start(), *begin));
+    for pair in all.windows(2) {
+        let [low, high] = pair else { continue };
+        if high.0.start() <= low.0.last() {
+            let (first, second) = if low.1 < high.1 { (low, high) } else { (high, low) };
+            let what = format!(
+                "{} at {} and {} of line {} at {} overlap",
+                second.2,
+                second.0,
+                first.2,
+                line_of(text, first.1),
+                first.0
+            );
+            return Err(Wrong { at: second.1, what });
+        }
+    }
+    Ok(())
 }
 
 fn pool(row: &Spanned<PoolRow>) -> Result<PaperPool, Wrong> {

@@ -100,5 +100,13 @@ fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
     }
     layout.limits.memlock = args.memlock.map(ByteSize::bytes).or(layout.limits.memlock);
     layout.kernel = args.kernel.or(layout.kernel);
+    // Names of files and words of a command line are anybody's: a terminal gets no control
+    // characters of them.
+    let texts = [&mut source.title].into_iter().chain(&mut source.notes);
+    for text in texts.chain(source.layout.regions.iter_mut().map(|region| &mut region.name)) {
+        if text.contains(char::is_control) {
+            *text = text.replace(char::is_control, "?");
+        }
+    }
     Ok(source)
 }

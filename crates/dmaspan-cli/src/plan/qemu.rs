@@ -1,5 +1,8 @@
 //! A command line of QEMU, as a layout.
 
+mod machine;
+mod option;
+
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
@@ -15,6 +18,8 @@ use dmaspan_linux::vfio::LockedBy;
 use super::args::PlanArgs;
 use super::{Source, devices};
 use dmaspan_cli::size::ByteSize;
+use machine::QemuMachine;
+use option::{QemuOption, program_of, split};
 
 /// A command line that was not read.
 #[derive(Debug, thiserror::Error)]
@@ -107,78 +112,6 @@ fn own_limit(layout: &mut PaperLayout, machine: &MachineFiles, notes: &mut Vec<S
     }
 }
 
-/// The words of a command line, as a shell splits them, or as `/proc/PID/cmdline` has them.
-fn split(text: &str) -> Result<Vec<String>, QemuError> {
-    if text.contains('\0') {
-        return Ok(text.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect());
-    }
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut quote = None;
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        match (quote, character) {
-            (Some(open), _) if character == open => quote = None,
-            (Some('"') | None, '\\') => match characters.next() {
-                // A line that goes on.
-                Some('\n') | None => {}
-                Some(next) => word.get_or_insert_default().push(next),
-            },
-            (Some(_), _) => word.get_or_insert_default().push(character),
-            (None, '\'' | '"') => {
-                quote = Some(character);
-                word.get_or_insert_default();
-            }
-            (None, _) if character.is_whitespace() => words.extend(word.take()),
-            (None, _) => word.get_or_insert_default().push(character),
-        }
-    }
-    match quote {
-        Some(open) => Err(QemuError::Quote(open)),
-        None => {
-            words.extend(word);
-            Ok(words)
-        }
-    }
-}
-
-/// An option with its value, whose parts are `name=value` or a name alone.
-struct QemuOption<'w> {
-    name: &'w str,
-    value: &'w str,
-}
-
-impl<'w> QemuOption<'w> {
-    fn wrong(&self, what: impl Into<String>) -> QemuError {
-        let option = format!("-{} {}", self.name, self.value);
-        QemuError::Option { option: option.trim_end().to_owned(), what: what.into() }
-    }
-
-    /// What stands before the first comma.
-    fn head(&self) -> &'w str {
-        self.value.split(',').next().unwrap_or_default()
-    }
-
-    fn get(&self, name: &str) -> Option<&'w str> {
-        let mut parts = self.value.split(',').filter_map(|part| part.split_once('='));
-        // The last one counts.
-        parts.rfind(|(key, _)| *key == name).map(|(_, value)| value)
-    }
-
-    fn is_on(&self, name: &str) -> bool {
-        matches!(self.get(name), Some("on" | "yes" | "true"))
-    }
-
-    /// A size, whose unit is `unit` where it has none.
-    fn size(&self, text: &str, unit: u64) -> Result<u64, QemuError> {
-        let size = match text.parse::<u64>() {
-            Ok(number) => number.checked_mul(unit),
-            Err(_) => text.parse::<ByteSize>().ok().map(ByteSize::bytes),
-        };
-        size.ok_or_else(|| self.wrong(format!("`{text}` is no size like 4096, 512M or 4G")))
-    }
-}
-
 /// Memory of `-object memory-backend-…`.
 #[derive(Clone, Debug)]
 struct QemuMemory {
@@ -189,31 +122,14 @@ struct QemuMemory {
     node: Option<u32>,
 }
 
-/// The machines whose memory is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QemuMachine {
-    Q35,
-    Pc,
-    /// Of Arm or RISC-V: all memory from here on.
-    Virt(u64),
-}
-
-impl QemuMachine {
-    /// Where parts of the memory are: the address, the offset in it and the length of each
-    /// (hw/i386/pc_q35.c, pc_piix.c; hw/arm/virt.c, hw/riscv/virt.c).
-    fn parts(self, total: u64, below_most: u64) -> Vec<(u64, u64, u64)> {
-        let low = match self {
-            Self::Virt(start) => return vec![(start, 0, total)],
-            Self::Q35 if total >= 0xb000_0000 => 0x8000_0000,
-            Self::Q35 => 0xb000_0000,
-            Self::Pc if total >= 0xe000_0000 => 0xc000_0000,
-            Self::Pc => 0xe000_0000,
-        };
-        let low = total.min(low).min(below_most);
-        let high = total - low;
-        let parts = [(0, 0, low), (4 * GIB, low, high)];
-        parts.into_iter().filter(|(_, _, len)| *len > 0).collect()
-    }
+/// A device whose memory a guest sees behind all other memory.
+struct QemuMemoryDevice {
+    option: String,
+    /// Its memory.
+    id: String,
+    at: Option<u64>,
+    /// How much of the memory is there, where it is not all of it.
+    size: Option<u64>,
 }
 
 /// What a command line lays out, and which devices it names.
@@ -234,6 +150,7 @@ struct CommandLine {
     /// The ids of the memory of the machine, or of its nodes in their order.
     used: Vec<(u32, String)>,
     path: Option<String>,
+    memory_devices: Vec<QemuMemoryDevice>,
     devices: u32,
     functions: Vec<Bdf>,
     named: Vec<String>,
@@ -264,22 +181,22 @@ const ALONE: [&str; 16] = [
 ];
 
 fn parse(text: &str) -> Result<CommandLineSource, QemuError> {
-    let words = split(text)?;
+    let mut words = split(text)?;
     let mut line = CommandLine::new();
+    if let Some(program) = program_of(&words) {
+        line.ignored.extend(words.drain(..program));
+        line.program = words.remove(0);
+    }
     let mut words = words.iter().map(String::as_str).peekable();
     while let Some(word) = words.next() {
         let Some(name) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else {
-            // The program, or a disk.
-            if word.contains("qemu") && line.program.is_empty() {
-                line.program = word.to_owned();
-            } else {
-                line.ignored.push(word.to_owned());
-            }
+            // A disk.
+            line.ignored.push(word.to_owned());
             continue;
         };
         let has_value = !ALONE.contains(&name);
         let value = if has_value { words.next_if(|next| !next.starts_with('-')) } else { None };
-        line.take(&QemuOption { name, value: value.unwrap_or_default() })?;
+        line.take(&QemuOption::new(name, value.unwrap_or_default()))?;
     }
     line.source()
 }
@@ -294,6 +211,7 @@ impl CommandLine {
             memories: Vec::new(),
             used: Vec::new(),
             path: None,
+            memory_devices: Vec::new(),
             devices: 0,
             functions: Vec::new(),
             named: Vec::new(),
@@ -312,8 +230,11 @@ impl CommandLine {
     fn take(&mut self, option: &QemuOption<'_>) -> Result<(), QemuError> {
         match option.name {
             "m" => {
-                let text = option.get("size").unwrap_or(option.head());
-                self.total = Some(option.size(text, 1 << 20)?);
+                match option.get("size").unwrap_or(option.head()) {
+                    // Of more than the usual size it says only slots.
+                    "" => {}
+                    text => self.total = Some(option.size(text, 1 << 20)?),
+                }
                 if option.get("maxmem").is_some() {
                     self.notes.push("memory that is plugged in later (maxmem) is left out".into());
                 }
@@ -322,7 +243,7 @@ impl CommandLine {
             "object" => self.take_object(option)?,
             "numa" => self.take_numa(option)?,
             "mem-path" => self.path = Some(option.value.to_owned()),
-            "device" => self.take_device(option),
+            "device" => self.take_device(option)?,
             _ => self.ignore(option),
         }
         Ok(())
@@ -330,7 +251,9 @@ impl CommandLine {
 
     fn take_machine(&mut self, option: &QemuOption<'_>) -> Result<(), QemuError> {
         let name = option.get("type").unwrap_or(option.head());
-        if !name.contains('=') {
+        // Proxmox adds a version of its own.
+        let name = name.split_once('+').map_or(name, |(name, _)| name);
+        if !name.is_empty() {
             let known = match name {
                 _ if name == "q35" || name.starts_with("pc-q35") => Some(QemuMachine::Q35),
                 _ if name == "pc" || name.starts_with("pc-i440fx") => Some(QemuMachine::Pc),
@@ -351,7 +274,8 @@ impl CommandLine {
         if let Some(most) = option.get("max-ram-below-4g") {
             self.below_most = option.size(most, 1)?;
         }
-        self.has_viommu |= option.get("iommu").is_some_and(|kind| kind != "none");
+        let iommu = option.get("iommu");
+        self.has_viommu |= iommu.is_some_and(|kind| !matches!(kind, "none" | "off" | "no"));
         Ok(())
     }
 
@@ -368,8 +292,8 @@ impl CommandLine {
                 return Ok(());
             }
             head => match head.strip_prefix("memory-backend-") {
-                Some(kind) => kind,
-                None => {
+                Some(kind @ ("ram" | "file" | "memfd" | "shm")) => kind,
+                _ => {
                     self.ignore(option);
                     return Ok(());
                 }
@@ -386,14 +310,14 @@ impl CommandLine {
             "ram" => (Backing::Thp, M2),
             "memfd" if option.is_on("hugetlb") => (Backing::Hugetlb, hugetlb_page),
             "memfd" | "shm" => (Backing::Memfd, 4 << 10),
-            "file" => self.file(option.get("mem-path").unwrap_or_default()),
-            _ => return Err(option.wrong("such memory is not known: ram, file, memfd or shm")),
+            _ => self.file(option.get("mem-path").unwrap_or_default()),
         };
         if !page.is_power_of_two() || size == 0 || !size.is_multiple_of(page.max(4 << 10)) {
             return Err(option
                 .wrong(format!("{size:#x} bytes are not whole pages of {}", ByteSize::new(page))));
         }
-        let node = option.get("host-nodes").and_then(|node| node.parse().ok());
+        let node = option.get("host-nodes").or(option.get("host-nodes.0"));
+        let node = node.and_then(|node| node.parse().ok());
         self.memories.push(QemuMemory { id, size, backing, page, node });
         Ok(())
     }
@@ -434,7 +358,7 @@ impl CommandLine {
         Ok(())
     }
 
-    fn take_device(&mut self, option: &QemuOption<'_>) {
+    fn take_device(&mut self, option: &QemuOption<'_>) -> Result<(), QemuError> {
         match option.head() {
             name if name.starts_with("vfio-pci") => {
                 self.devices += 1;
@@ -450,8 +374,63 @@ impl CommandLine {
             }
             "intel-iommu" | "amd-iommu" | "virtio-iommu-pci" | "virtio-iommu" | "arm-smmuv3"
             | "riscv-iommu-pci" => self.has_viommu = true,
+            name @ ("pc-dimm" | "nvdimm" | "virtio-mem-pci" | "virtio-mem" | "virtio-pmem-pci") => {
+                let id = option.get("memdev").ok_or_else(|| option.wrong("it has no memdev"))?;
+                let (at, size) = match name {
+                    "pc-dimm" | "nvdimm" => (option.size_of("addr")?, None),
+                    "virtio-pmem-pci" => (option.size_of("memaddr")?, None),
+                    _ => {
+                        let size = option.size_of("requested-size")?;
+                        (option.size_of("memaddr")?, Some(size.unwrap_or(0)))
+                    }
+                };
+                let (option, id) = (format!("-device {}", option.value), id.to_owned());
+                self.memory_devices.push(QemuMemoryDevice { option, id, at, size });
+            }
             _ => self.ignore(option),
         }
+        Ok(())
+    }
+
+    /// The regions of memory that devices have, from `start` on: each at the address that it asks
+    /// for, or behind the one before it (`memory_device_get_free_addr` of QEMU).
+    fn plugged(&mut self, start: u64, number: u64) -> Result<Vec<PaperRegion>, QemuError> {
+        let mut next = start;
+        let (mut regions, mut notes) = (Vec::new(), Vec::new());
+        for (number, device) in (number..).zip(&self.memory_devices) {
+            let QemuMemoryDevice { option, id, at, size } = device;
+            let wrong = |what| QemuError::Option { option: option.clone(), what };
+            let missing = || wrong(format!("there is no `-object memory-backend-…,id={id}`"));
+            let memory =
+                self.memories.iter().find(|memory| memory.id == *id).ok_or_else(missing)?;
+            let align = memory.page.max(M2);
+            let too_high = || wrong("its memory ends behind all addresses".to_owned());
+            let at = match at {
+                Some(at) => *at,
+                None => next.checked_next_multiple_of(align).ok_or_else(too_high)?,
+            };
+            next = next.max(at.checked_add(memory.size).ok_or_else(too_high)?);
+            let len = size.unwrap_or(memory.size);
+            if len > memory.size {
+                let has = ByteSize::new(memory.size);
+                return Err(wrong(format!("its memory has no more than {has}")));
+            }
+            if size.is_some() {
+                notes.push(format!(
+                    "of {id} {} are planned, which its device requests: QEMU maps each block of \
+                     it by itself",
+                    ByteSize::new(len)
+                ));
+            }
+            if len > 0 {
+                let memory = [QemuMemory { size: len, ..memory.clone() }];
+                let region = cut(&memory, number, at, 0, len).into_iter();
+                let name = || format!("{id} (device)");
+                regions.extend(region.map(|region| PaperRegion { name: name(), ..region }));
+            }
+        }
+        self.notes.extend(notes);
+        Ok(regions)
     }
 
     /// The memory of the machine, in the order of its addresses.
@@ -500,8 +479,15 @@ impl CommandLine {
         }
         let mut regions = Vec::new();
         for (at, offset, len) in machine.parts(sum, self.below_most) {
-            regions.extend(cut(&memories, at, offset, len));
+            regions.extend(cut(&memories, 0, at, offset, len));
         }
+        let behind = regions.iter().filter_map(|region: &PaperRegion| {
+            Some(region.iova?.get().saturating_add(region.len()))
+        });
+        let least = if matches!(machine, QemuMachine::Virt(_)) { 0 } else { 4 * GIB };
+        let behind = behind.fold(least, u64::max).next_multiple_of(GIB);
+        let number = u64::try_from(memories.len()).unwrap_or(0);
+        regions.extend(self.plugged(behind, number)?);
         let kind = match machine {
             QemuMachine::Virt(start) if start == GIB => IommuModel::SmmuV3,
             QemuMachine::Virt(_) => IommuModel::Riscv,
@@ -531,11 +517,12 @@ impl CommandLine {
     }
 }
 
-/// The parts of memories, one behind the other, that are at an address.
-fn cut(memories: &[QemuMemory], at: u64, offset: u64, len: u64) -> Vec<PaperRegion> {
+/// The parts of memories, one behind the other, that are at an address. They are numbered from
+/// `first` on.
+fn cut(memories: &[QemuMemory], first: u64, at: u64, offset: u64, len: u64) -> Vec<PaperRegion> {
     let mut regions = Vec::new();
     let mut start = 0_u64;
-    for (number, memory) in (0_u64..).zip(memories) {
+    for (number, memory) in (first..).zip(memories) {
         let end = start.saturating_add(memory.size);
         let (first, behind) = (offset.max(start), offset.saturating_add(len).min(end));
         if first < behind {
@@ -563,103 +550,4 @@ fn cut(memories: &[QemuMemory], at: u64, offset: u64, len: u64) -> Vec<PaperRegi
 }
 
 #[cfg(test)]
-mod tests {
-    use dmaspan_linux::plan::forecast::Forecast;
-
-    use super::*;
-
-    fn regions(text: &str) -> Vec<(u64, u64, Backing)> {
-        let layout = parse(text).unwrap().source.layout;
-        let place =
-            |region: &PaperRegion| (region.iova.unwrap().get(), region.len(), region.backing);
-        layout.regions.iter().map(place).collect()
-    }
-
-    #[test]
-    fn memory_is_where_each_machine_has_it() {
-        let thp = Backing::Thp;
-        let qemu = "qemu-system-x86_64";
-        let split = |low, high| vec![(0, low, thp), (4 * GIB, high, thp)];
-        assert_eq!(regions(&format!("{qemu} -M q35 -m 8G")), split(2 * GIB, 6 * GIB));
-        assert_eq!(regions(&format!("{qemu} -m 8192")), split(3 * GIB, 5 * GIB));
-        assert_eq!(
-            regions(&format!("{qemu} -machine pc-q35-8.2 -m 2816")),
-            split(2 * GIB, 3 << 28)
-        );
-        assert_eq!(regions(&format!("{qemu} -M q35 -m 2815")), [(0, 2815 << 20, thp)]);
-        let less = format!("{qemu} -M q35,max-ram-below-4g=1G -m 8G");
-        assert_eq!(regions(&less), split(GIB, 7 * GIB));
-        assert_eq!(regions("qemu-system-aarch64 -M virt -m 4G"), [(GIB, 4 * GIB, thp)]);
-        assert_eq!(regions("qemu-system-riscv64 -M virt -m 4G"), [(2 * GIB, 4 * GIB, thp)]);
-        assert_eq!(regions(qemu), [(0, 128 << 20, thp)]);
-    }
-
-    #[test]
-    fn memory_objects_of_nodes_are_cut_where_the_machine_cuts() {
-        let text = "qemu-system-x86_64 -machine type=q35 -m 6G \
-            -object memory-backend-memfd,id=b,size=3G,hugetlb=on,hugetlbsize=1G \
-            -object 'memory-backend-file,id=a,size=3G,mem-path=/dev/hugepages' \
-            -numa node,nodeid=1,memdev=b -numa node,nodeid=0,memdev=a";
-        let huge = Backing::Hugetlb;
-        let expected = [(0, 2 * GIB, huge), (4 * GIB, GIB, huge), (5 * GIB, 3 * GIB, huge)];
-        assert_eq!(regions(text), expected);
-        let CommandLineSource { source, .. } = parse(text).unwrap();
-        assert_eq!(source.layout.regions[2].pages, RegionPages::Of(GIB));
-        assert_eq!(Forecast::new(&source.layout).unwrap().maps.len(), 3);
-    }
-
-    #[test]
-    fn devices_iommus_and_interfaces_are_counted_and_all_else_is_listed_as_ignored() {
-        let text = "/bin/qemu-system-x86_64 -nodefaults -enable-kvm -cpu host \\\n -M q35 -m 4G \
-            -device intel-iommu,aw-bits=48 -object iommufd,id=i \
-            -device vfio-pci,host=01:00.0,iommufd=i -device \"vfio-pci,host=02:00.0\" \
-            -device virtio-net-pci -drive file=a.img disk.img";
-        let CommandLineSource { source, functions, .. } = parse(text).unwrap();
-        let Source { layout, notes, .. } = source;
-        let functions: Vec<String> = functions.iter().map(Bdf::to_string).collect();
-        assert_eq!(functions, ["0000:01:00.0", "0000:02:00.0"]);
-        assert_eq!((layout.devices, layout.has_viommu), (2, true));
-        assert_eq!(layout.limits.locked_by, LockedBy::User);
-        let ignored = notes.last().unwrap();
-        for option in
-            ["-nodefaults", "-enable-kvm", "-cpu host", "-device virtio-net-pci", "disk.img"]
-        {
-            assert!(ignored.contains(&format!("`{option}`")), "{ignored}");
-        }
-        let nul = text.replace("\\\n", " ").replace('"', "");
-        let nul = nul.split_whitespace().collect::<Vec<_>>().join("\0");
-        assert_eq!(parse(&nul).unwrap().source.layout.devices, 2);
-    }
-
-    #[test]
-    fn a_wrong_command_line_names_the_option() {
-        for (text, part) in [
-            ("qemu -m lots", "-m lots: `lots` is no size"),
-            ("qemu -m 99999999999999999999", "is no size"),
-            ("qemu -m 16384P", "is no size"),
-            ("qemu -m 0", "no machine has 0x0 bytes"),
-            ("qemu -m 18446744073709551615", "is no size"),
-            ("qemu -M sun4m -m 4G", "a machine `sun4m` is, is not known"),
-            ("qemu -m 4G -object memory-backend-ram,id=a", "it has no size"),
-            ("qemu -m 4G -object memory-backend-ram,size=4G", "it has no id"),
-            ("qemu -m 4G -object memory-backend-epc,id=a,size=4G", "is not known"),
-            ("qemu -M q35,memory-backend=x -m 4G", "no `-object memory-backend-…,id=x`"),
-            (
-                "qemu -M q35,memory-backend=x -m 4G -object memory-backend-ram,id=x,size=2G",
-                "4 GiB are asked for and the memory objects have 2 GiB",
-            ),
-            (
-                "qemu -m 3M -object memory-backend-memfd,id=a,size=3M,hugetlb=on",
-                "not whole pages of 2 MiB",
-            ),
-            ("qemu -numa node,nodeid=x,memdev=a", "`x` is no number of a node"),
-            ("qemu -name 'open", "within a quote (')"),
-        ] {
-            let error = parse(text).err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(error.contains(part), "{text}: {error}");
-            assert!(!error.contains('\n'));
-        }
-        // Nothing at all is a machine of the usual size.
-        assert_eq!(parse("").unwrap().source.layout.regions.len(), 1);
-    }
-}
+mod tests;

@@ -6,8 +6,10 @@ use dmaspan_cli::units;
 use maud::{Markup, html};
 
 use crate::html::{
-    Cell, LEAF_CLASSES, Part, STRIP, bar, document, figure, leaf_class, legend, strip, table,
+    Cell, LEAF_CLASSES, Part, STRIP, bar, document, figure, leaf_class, legend, strip, table, words,
 };
+
+use crate::doctor::CheckRow;
 
 use super::table::{heading, push_verdict};
 use super::{By, Figures, Report, Row, Way};
@@ -24,6 +26,7 @@ pub(crate) fn render(report: &Report) -> String {
         .collect();
     let body = html! {
         (verdict(report))
+        (machine(&report.machine))
         @if figures.iter().any(|figures| matches!(figures.by, By::Tables { .. })) {
             (leaves(&figures))
         }
@@ -61,6 +64,29 @@ fn verdict(report: &Report) -> Markup {
                     li { span.mark.note { "·" } strong { (memory) } " was skipped: " (skipped) }
                 }
                 @for note in &report.notes { li { span.mark.note { "·" } (note) } }
+            }
+        }
+    }
+}
+
+/// What is found of the machine, as `dmaspan doctor` prints it alone.
+fn machine(checks: &[CheckRow]) -> Markup {
+    html! {
+        @if !checks.is_empty() {
+            section {
+                h2 { "Machine" }
+                ul.findings {
+                    @for CheckRow { right, text, change, .. } in checks {
+                        @let (mark, class) = if *right { ("✓", "right") } else { ("✗", "wrong") };
+                        li {
+                            span class={ "mark " (class) } { (mark) }
+                            (words(text))
+                            @if let Some(change) = change {
+                                ul.examples { li { (words(change)) } }
+                            }
+                        }
+                    }
+                }
             }
         }
     }
@@ -211,6 +237,22 @@ mod tests {
         let page = render(&examples::real_report());
         assert!(page.contains("Memory mapped for 0000:00:05.0") && page.contains("106×"), "{page}");
         let mut failed = examples::report();
+        let check = |right, text: &str, change: Option<&str>| CheckRow {
+            name: "check",
+            right,
+            text: text.to_owned(),
+            change: change.map(str::to_owned),
+        };
+        assert!(!render(&failed).contains("<h2>Machine</h2>"));
+        failed.machine = vec![
+            check(true, "all is right here", None),
+            check(false, "this is not", Some("`modprobe vfio-pci`, as root")),
+        ];
+        let page = render(&failed);
+        for part in ["all is right here", "this is not", "<code>modprobe vfio-pci</code>, as root"]
+        {
+            assert!(page.contains(part), "{part} is not in\n{page}");
+        }
         failed.rows.clear();
         assert!(render(&failed).contains("mark wrong"));
         assert!(render(&examples::bar_report()).contains("bar 2"));

@@ -204,6 +204,30 @@ fn an_error_that_quotes_a_line_break_is_one_line() {
 }
 
 #[test]
+fn a_report_has_no_control_characters_of_what_it_names() {
+    let line = "qemu-system-x86_64 -m 1G -name '\u{1b}[31m' -M pc,memory-backend=\u{1b}[31m \
+                -object memory-backend-ram,id=\u{1b}[31m,size=1G";
+    let file = TempFile::new("control", line);
+    for format in ["table", "json", "html", "prometheus"] {
+        let output = run(&["plan", "--qemu-cmdline", file.path(), "--format", format]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert!(!text(&output.stdout).contains('\u{1b}'), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn regions_that_overlap_are_an_error_with_the_lines_of_both() {
+    let source = "[[region]]\nname = \"a\"\nat = 0\nsize = \"2G\"\n\n\
+                  [[region]]\nname = \"b\"\nat = \"1G\"\nsize = \"2G\"\n";
+    let file = TempFile::new("overlap", source);
+    let output = run(&["plan", "--layout", file.path()]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    let what = ", line 6: b at 0x40000000..=0xbfffffff and a of line 1 at 0x0..=0x7fffffff overlap";
+    assert!(error.contains(what), "{error}");
+}
+
+#[test]
 fn a_page_has_the_verdict_the_findings_and_what_mends_them() {
     let output = run(&["plan", "--layout", &layout("laptop-39-bits.toml"), "--format", "html"]);
     assert_eq!(output.status.code(), Some(1));
@@ -212,11 +236,32 @@ fn a_page_has_the_verdict_the_findings_and_what_mends_them() {
         "<!DOCTYPE html>",
         "mapping would fail, for 2 reasons",
         "<code>ulimit -l 8388608</code>",
-        "is reserved for interrupts (MSI)",
+        "reserved for interrupts (MSI)",
         "low RAM",
+        "class=\"reserved\"",
+        "class=\"refused\"",
+        "would not be mapped: outside of what the IOMMU translates",
+        "the IOMMU translates nothing above 0x7fffffffff",
     ] {
         assert!(page.contains(part), "{part}");
     }
+}
+
+#[test]
+fn the_page_draws_bars_and_reserved_ranges_where_they_are() {
+    let bar = "\n[[bar]]\nname = \"BAR 2\"\nat = \"64G\"\nsize = \"256M\"\n";
+    let source = fs::read_to_string(layout("q35-4g.toml")).unwrap() + bar;
+    let file = TempFile::new("bars", &source);
+    let page = text(&run(&["plan", "--layout", file.path(), "--format", "html"]).stdout);
+    let (_, space) = page.split_once("<h2>Address space</h2>").unwrap();
+    let (space, _) = space.split_once("</section>").unwrap();
+    let places: Vec<usize> =
+        ["reserved for interrupts (MSI)", "0x100000000..=", "BAR 2", "class=\"other\""]
+            .into_iter()
+            .map(|part| space.find(part).unwrap_or_else(|| panic!("{part} is not in {space}")))
+            .collect();
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(!space.contains("refused"), "{space}");
 }
 
 #[test]

@@ -52,6 +52,17 @@ fn every_mistake_names_its_line_and_what_would_do() {
         ("[[bar]]\nsize = \"8G\"\nhost = \"0xffffffffffffffff\"\n", 1, "wraps"),
         ("[[region]]\nsize = \"4M\"\n[[region]]\nsise = 4\n", 4, "unknown field `sise`"),
         ("[[region]]\nname = \"\\u001b[31m\"\nsize = 4096\n", 1, "control characters"),
+        (
+            "[[region]]\nname = \"ram\"\nat = 0\nsize = \"2G\"\n[[bar]]\nname = \"BAR 0\"\n\
+             at = \"1G\"\nsize = \"1G\"\n",
+            5,
+            "BAR 0 at 0x40000000..=0x7fffffff and ram of line 1 at 0x0..=0x7fffffff overlap",
+        ),
+        (
+            "[[region]]\nat = \"1G\"\nsize = \"2G\"\n\n[[region]]\nat = 0\nsize = \"4G\"\n",
+            5,
+            "region 1 at 0x0..=0xffffffff and region 0 of line 1 at 0x40000000..=0xbfffffff",
+        ),
         ("region = 4\n", 1, "expected"),
         ("[[region]\n", 1, "]"),
         ("a = \u{1}\n", 1, ""),
@@ -60,6 +71,14 @@ fn every_mistake_names_its_line_and_what_would_do() {
         assert!(found == line && what.contains(part), "{text}: line {found}: {what}");
         assert!(!what.contains('\n'), "{what}");
     }
+}
+
+#[test]
+fn regions_that_touch_do_not_overlap() {
+    let region = |at: &str| format!("[[region]]\nat = \"{at}\"\nsize = \"1G\"\n");
+    let top = "[[bar]]\nat = \"0xfffffffffffff000\"\nsize = 4096\n".to_owned();
+    let layout = parse(&[region("1G"), region("0"), region("2G"), RAM.to_owned(), top].concat());
+    assert_eq!(layout.unwrap().regions.len(), 5);
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! kernel.
 //!
 //! The currency between all layers is the [`Span`]: a maximal run of physically contiguous bytes.
-//! The cost of an operation follows the number of spans and page-table entries that it writes,
-//! never the number of 4 KiB pages.
+//! The cost of an operation follows the number of spans and page-table entries that it writes, and
+//! not that of 4 KiB pages, but where an interface counts pages: the commands of RISC-V's IOMMUs
+//! without ranges, and PRPs of NVMe.
 //!
 //! ```text
 //!  user range ──pin──► spans ──coalesce──► spans ──map──► IO page table ──► device

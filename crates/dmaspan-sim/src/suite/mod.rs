@@ -180,6 +180,8 @@ macro_rules! format_suite {
             pages_that_hardware_does_not_take_are_taken_back,
             larger_pages_go_where_tables_became_empty,
             an_unmap_of_pages_cuts_leaves_where_it_is_told_to,
+            pages_without_tables_can_be_asked_for_again,
+            an_unmap_of_pages_that_cannot_cut_takes_nothing,
             every_permission_becomes_every_other,
             a_refused_protect_changes_nothing,
             groups_are_broken_whole_and_by_bounded_batches,

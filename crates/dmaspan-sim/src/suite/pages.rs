@@ -1,6 +1,6 @@
 //! Pages that a domain maps and unmaps as far as they go, as drivers of Linux ask for them.
 
-use dmaspan::io_pgtable::{Error, Format, Gap};
+use dmaspan::io_pgtable::{Arena, Error, Format, Gap};
 use dmaspan::{Iova, PhysAddr, iommu, lg2};
 
 use super::rewrite::places;
@@ -8,6 +8,7 @@ use super::rig::Rig;
 use super::space::{Space, range, span};
 use super::tree::{PROT, Tree};
 use super::{Subject, each};
+use crate::fault::{Faults, Faulty};
 use crate::iotlb::{AbsentEntries, IotlbConfig};
 use crate::walker::{Access, Switch};
 
@@ -190,6 +191,99 @@ pub fn an_unmap_of_pages_cuts_leaves_where_it_is_told_to<S: Subject>() {
             let arena = rig.arena.clone();
             drop(rig);
             assert_eq!(arena.tables(), 0, "no table is lost");
+        }
+    });
+}
+
+/// A domain without mappings, whose tables may be refused.
+fn faulty<S: Subject>(format: &S::Format, faults: &Faults) -> Rig<S, Faulty<Arena>> {
+    Rig::with_config(Tree::faulty(format.clone(), faults), IotlbConfig::default())
+}
+
+/// Checks that tables were missing.
+#[track_caller]
+fn has_no_tables(error: &iommu::Error, step: u32) {
+    let found = matches!(error, iommu::Error::Table(Error::NoTables { .. }));
+    assert!(found, "step {step}: {error}");
+}
+
+/// With every single allocation of tables failing in turn, a domain says which pages it mapped
+/// before, and can be asked for the others.
+pub fn pages_without_tables_can_be_asked_for_again<S: Subject>() {
+    each::<S>(|format| {
+        let faults = Faults::none();
+        let mut came_half_way = None;
+        for lg2 in Space::of(&format).sizes() {
+            let Some((iova, count)) = pages::<S>(&Space::of(&format), lg2) else { continue };
+            let (size, all) = (lg2::size(lg2), range(iova, count << lg2));
+            faults.sweep(|step| {
+                faults.disarm();
+                let rig = faulty::<S>(&format, &faults);
+                let is_begun = iova != rig.space.aperture.start().get();
+                if is_begun {
+                    // What comes before it has a table, which the first pages share.
+                    rig.map(iova - size, &[span(0, size)], PROT).unwrap();
+                }
+                faults.arm(step);
+                let mapped = rig.map_pages(iova, 0, size, count);
+                assert!(mapped.unsynced.is_none());
+                let done = mapped.bytes / size;
+                assert_eq!(rig.leaves(all).len() as u64, done, "step {step}");
+                for page in 0..count {
+                    let found = rig.iotlb().translate(Iova::new(iova + page * size), Access::Read);
+                    assert_eq!(found.is_ok(), page < done, "step {step}");
+                }
+                match &mapped.result {
+                    Ok(()) => assert_eq!(done, count),
+                    Err(error) => {
+                        has_no_tables(error, step);
+                        assert!(done < count, "step {step}");
+                        if is_begun && size == rig.space.granule() {
+                            came_half_way.get_or_insert(done > 0);
+                        }
+                        let (at, left) = (done * size, count - done);
+                        let rest = rig.map_pages(iova + at, at, size, left);
+                        assert_eq!((rest.bytes, rest.result), (left * size, Ok(())));
+                    }
+                }
+                assert_eq!(rig.unmap_pages(iova, size, count, None), (count * size, Ok(())));
+                assert_eq!(rig.leaves(all), []);
+            });
+        }
+        assert_ne!(came_half_way, Some(false), "pages were mapped where their table was there");
+    });
+}
+
+/// Where a leaf cannot be cut for want of tables, at the first end of the range or at the other,
+/// nothing is taken away.
+pub fn an_unmap_of_pages_that_cannot_cut_takes_nothing<S: Subject>() {
+    each::<S>(|format| {
+        let faults = Faults::none();
+        let gap = if format.needs_break() { Gap::Accept } else { Gap::Refuse };
+        for (lg2, iova) in places::<S::Format>(&Space::of(&format)) {
+            let (size, granule) = (lg2::size(lg2), Space::of(&format).granule());
+            // Both ends are cut, unless the leaf has but two pages.
+            let (at, len) = (iova + granule, (size - 2 * granule).max(granule));
+            faults.sweep(|step| {
+                faults.disarm();
+                let rig = faulty::<S>(&format, &faults);
+                rig.map(iova, &[span(0, size)], PROT).unwrap();
+                faults.arm(step);
+                let (bytes, result) = rig.unmap_pages(at, granule, len / granule, Some(gap));
+                match result {
+                    Ok(()) => assert_eq!(bytes, len, "step {step}"),
+                    Err(error) => {
+                        has_no_tables(&error, step);
+                        assert_eq!(bytes, 0, "step {step}");
+                    }
+                }
+                // What was not taken away is where it was.
+                for offset in [0, granule, size / 2, size - granule] {
+                    let is_gone = (granule..granule + bytes).contains(&offset);
+                    let expected = (!is_gone).then(|| PhysAddr::new(offset));
+                    assert_eq!(rig.translate(iova + offset), expected, "step {step}");
+                }
+            });
         }
     });
 }

@@ -209,17 +209,6 @@ impl DmaSpace for SharedSpace {
     type Memory = Arc<Memory>;
     type Error = vfio::Error;
 
-    #[track_caller]
-    fn map(
-        &self,
-        memory: &Arc<Memory>,
-        user: UserRange,
-        iova: Iova,
-        prot: Prot,
-    ) -> Result<(), vfio::Error> {
-        self.space.map(memory, user, iova, prot)
-    }
-
     fn map_labelled(
         &self,
         memory: &Arc<Memory>,

@@ -4,6 +4,7 @@
 mod cpu;
 
 use core::fmt;
+use core::ops::Deref;
 use core::ptr::NonNull;
 
 /// The registers of a device, by their offset in bytes. All are little-endian; values are the
@@ -48,29 +49,8 @@ pub trait Mmio: Send + Sync {
     }
 }
 
-impl<T: Mmio + ?Sized> Mmio for &T {
-    fn read32(&self, offset: u64) -> u32 {
-        (**self).read32(offset)
-    }
-
-    fn write32(&self, offset: u64, value: u32) {
-        (**self).write32(offset, value);
-    }
-
-    fn read64(&self, offset: u64) -> u64 {
-        (**self).read64(offset)
-    }
-
-    fn write64(&self, offset: u64, value: u64) {
-        (**self).write64(offset, value);
-    }
-
-    fn order_stores(&self) {
-        (**self).order_stores();
-    }
-}
-
-impl<T: Mmio + ?Sized> Mmio for alloc::sync::Arc<T> {
+/// What leads to registers is those registers: a reference, a `Box`, an `Arc`.
+impl<P: Deref<Target: Mmio> + Send + Sync + ?Sized> Mmio for P {
     fn read32(&self, offset: u64) -> u32 {
         (**self).read32(offset)
     }

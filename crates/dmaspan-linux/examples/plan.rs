@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::{Memory, MemoryKind};
 
@@ -27,12 +27,13 @@ impl DmaSpace for Recorder {
     type Memory = Arc<Memory>;
     type Error = std::io::Error;
 
-    fn map(
+    fn map_labelled(
         &self,
         memory: &Arc<Memory>,
         user: UserRange,
         iova: Iova,
         prot: Prot,
+        _label: Label,
     ) -> Result<(), std::io::Error> {
         let len = user.checked_len().unwrap_or(u64::MAX);
         let range = IovaRange::from_len(iova, len).map_err(std::io::Error::other)?;

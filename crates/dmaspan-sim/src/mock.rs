@@ -94,6 +94,7 @@ unsafe impl Format for MockFormat {
     const LG2_ENTRIES: u32 = 8;
     const GROUPS: Groups = Groups::Repeated;
     const WRITTEN_BACK: u64 = IGNORED;
+    const DIRTY: u64 = DIRTY;
 
     fn geometry(&self) -> Geometry {
         // The fewest levels of 8 bits above the granule's 11.
@@ -162,20 +163,5 @@ unsafe impl Format for MockFormat {
 
     fn tracks_dirty(&self) -> bool {
         self.dirty == DirtyTracking::Hardware
-    }
-
-    #[inline(always)]
-    fn is_dirty(&self, leaf: u64) -> bool {
-        leaf & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn clean(&self, leaf: u64) -> u64 {
-        leaf & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(&self, leaf: u64) -> u64 {
-        leaf | DIRTY
     }
 }

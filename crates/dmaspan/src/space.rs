@@ -37,11 +37,12 @@ pub trait DmaSpace {
     /// Why an operation was refused.
     type Error: core::error::Error;
 
-    /// Maps `user` of `memory` at `iova`, for a device that may use it as `prot` says.
+    /// Maps `user` of `memory` at `iova`, for a device that may use it as `prot` says. A space that
+    /// lists its mappings keeps the caller's place for them, as a [`Label`].
     ///
     /// # Errors
     ///
-    /// All or nothing: on an error translations, pins and charges are as before.
+    /// As of [`map_labelled`](Self::map_labelled).
     #[track_caller]
     fn map(
         &self,
@@ -49,23 +50,23 @@ pub trait DmaSpace {
         user: UserRange,
         iova: Iova,
         prot: Prot,
-    ) -> Result<(), Self::Error>;
+    ) -> Result<(), Self::Error> {
+        self.map_labelled(memory, user, iova, prot, Label::caller())
+    }
 
-    /// The same for a mapping with a label, where the space keeps one for those who list it.
+    /// The same with a label of the caller's choice.
     ///
     /// # Errors
     ///
-    /// As of [`map`](Self::map).
+    /// All or nothing: on an error translations, pins and charges are as before.
     fn map_labelled(
         &self,
         memory: &Self::Memory,
         user: UserRange,
         iova: Iova,
         prot: Prot,
-        _label: Label,
-    ) -> Result<(), Self::Error> {
-        self.map(memory, user, iova, prot)
-    }
+        label: Label,
+    ) -> Result<(), Self::Error>;
 
     /// Unmaps every mapping in `range` and returns the bytes that were mapped there.
     ///

@@ -493,16 +493,6 @@ impl DmaSpace for Ioas {
     type Memory = Arc<Memory>;
     type Error = Error;
 
-    fn map(
-        &self,
-        memory: &Arc<Memory>,
-        user: UserRange,
-        iova: Iova,
-        prot: Prot,
-    ) -> Result<(), Error> {
-        self.map_labelled(memory, user, iova, prot, Label::caller())
-    }
-
     fn map_labelled(
         &self,
         memory: &Arc<Memory>,

@@ -429,16 +429,6 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
     type Memory = P::Space;
     type Error = Error<P::Error>;
 
-    fn map(
-        &self,
-        memory: &P::Space,
-        user: UserRange,
-        iova: Iova,
-        prot: Prot,
-    ) -> Result<(), Self::Error> {
-        Container::map(self, memory, user, iova, prot).map(|_| ())
-    }
-
     fn map_labelled(
         &self,
         memory: &P::Space,

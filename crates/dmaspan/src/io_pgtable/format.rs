@@ -114,6 +114,9 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
     /// A bit that hardware ignores in links, set when a link has been written back from the CPU's
     /// caches to memory. [`EMPTY`](Word::EMPTY) where the format has none to spare.
     const WRITTEN_BACK: Self::Word = Self::Word::EMPTY;
+    /// The bit that hardware sets in a leaf entry through which it writes. [`EMPTY`](Word::EMPTY)
+    /// where hardware sets none, or marks otherwise.
+    const DIRTY: Self::Word = Self::Word::EMPTY;
     /// Whether the tree can get more levels while it is used. Then [`Geometry::top_level`] is the
     /// highest that it can have, and the root has the shape of all other tables.
     const GROWS: bool = false;
@@ -177,20 +180,21 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
     }
 
     /// Whether hardware marked this leaf entry. Of a leaf of several entries it may mark any.
-    fn is_dirty(&self, _leaf: Self::Word) -> bool {
-        false
+    #[inline(always)]
+    fn is_dirty(&self, leaf: Self::Word) -> bool {
+        leaf & Self::DIRTY != Self::Word::EMPTY
     }
 
     /// The leaf entry as it was before hardware marked it.
     #[inline(always)]
     fn clean(&self, leaf: Self::Word) -> Self::Word {
-        leaf
+        leaf & !Self::DIRTY
     }
 
     /// The leaf entry as hardware marks it.
     #[inline(always)]
     fn dirtied(&self, leaf: Self::Word) -> Self::Word {
-        leaf
+        leaf | Self::DIRTY
     }
 
     /// What the manual calls tables, entries and fields, for [dumps](super::PageTable::dump).

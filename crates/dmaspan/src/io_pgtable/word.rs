@@ -5,7 +5,7 @@
 //! CPU turns words round, here and nowhere else.
 
 use core::fmt::Debug;
-use core::ops::{BitAnd, BitOr};
+use core::ops::{BitAnd, BitOr, Not};
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -24,6 +24,7 @@ pub trait Word:
     + Eq
     + BitAnd<Output = Self>
     + BitOr<Output = Self>
+    + Not<Output = Self>
     + Debug
     + Send
     + Sync

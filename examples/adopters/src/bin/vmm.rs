@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use dmaspan_linux::pci::System;
 use dmaspan_linux::plan::{Mapper, MemorySpace, MmioSpace, Region};
 use dmaspan_linux::vfio::{Backend, VfioSpace};
@@ -145,7 +145,14 @@ impl DmaSpace for Recorder {
     type Memory = Arc<Memory>;
     type Error = io::Error;
 
-    fn map(&self, of: &Arc<Memory>, user: UserRange, at: Iova, _: Prot) -> io::Result<()> {
+    fn map_labelled(
+        &self,
+        of: &Arc<Memory>,
+        user: UserRange,
+        at: Iova,
+        _: Prot,
+        _: Label,
+    ) -> io::Result<()> {
         let len = user.checked_len().unwrap_or(u64::MAX);
         let range = IovaRange::from_len(at, len).map_err(io::Error::other)?;
         self.mapped.lock().unwrap().insert(at.get(), (range, Arc::clone(of), user));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use dmaspan::space::{DmaSpace, Limits};
-use dmaspan::{Errno, Iova, IovaRange, Prot, UserRange};
+use dmaspan::{Errno, Iova, IovaRange, Label, Prot, UserRange};
 use dmaspan_linux::plan::MmioSpace;
 use dmaspan_linux::{Memory, MemoryKind};
 
@@ -121,12 +121,13 @@ impl DmaSpace for Kernel {
     type Memory = Arc<Memory>;
     type Error = Refused;
 
-    fn map(
+    fn map_labelled(
         &self,
         memory: &Arc<Memory>,
         user: UserRange,
         iova: Iova,
         prot: Prot,
+        _label: Label,
     ) -> Result<(), Refused> {
         let mut state = self.state();
         state.map_calls += 1;

@@ -194,6 +194,7 @@ unsafe impl Format for AmdV1 {
     const LG2_ENTRIES: u32 = 9;
     const GROUPS: Groups = Groups::Repeated;
     const WRITTEN_BACK: u64 = SOFTWARE;
+    const DIRTY: u64 = DIRTY;
     const GROWS: bool = true;
 
     fn manual(&self) -> Manual {
@@ -306,20 +307,5 @@ unsafe impl Format for AmdV1 {
 
     fn tracks_dirty(&self) -> bool {
         self.config.dirty == DirtyTracking::Hardware
-    }
-
-    #[inline(always)]
-    fn is_dirty(&self, leaf: u64) -> bool {
-        leaf & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn clean(&self, leaf: u64) -> u64 {
-        leaf & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(&self, leaf: u64) -> u64 {
-        leaf | DIRTY
     }
 }

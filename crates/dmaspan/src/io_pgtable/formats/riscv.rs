@@ -220,6 +220,7 @@ unsafe impl Format for Riscv {
     const LG2_ENTRIES: u32 = 9;
     const GROUPS: Groups = Groups::Repeated;
     const WRITTEN_BACK: u64 = SOFTWARE;
+    const DIRTY: u64 = DIRTY;
 
     fn manual(&self) -> Manual {
         let second = self.config.stage == RiscvStage::Second;
@@ -333,20 +334,5 @@ unsafe impl Format for Riscv {
 
     fn tracks_dirty(&self) -> bool {
         self.config.dirty == DirtyTracking::Hardware
-    }
-
-    #[inline(always)]
-    fn is_dirty(&self, leaf: u64) -> bool {
-        leaf & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn clean(&self, leaf: u64) -> u64 {
-        leaf & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(&self, leaf: u64) -> u64 {
-        leaf | DIRTY
     }
 }

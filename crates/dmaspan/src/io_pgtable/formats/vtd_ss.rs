@@ -181,6 +181,7 @@ unsafe impl Format for VtdSs {
     const LG2_ENTRIES: u32 = 9;
     const GROUPS: Groups = Groups::Consecutive;
     const WRITTEN_BACK: u64 = SOFTWARE;
+    const DIRTY: u64 = DIRTY;
 
     fn manual(&self) -> Manual {
         manuals::VTD_SS
@@ -271,20 +272,5 @@ unsafe impl Format for VtdSs {
     #[inline(always)]
     fn tracks_dirty(&self) -> bool {
         self.config.dirty == DirtyTracking::Hardware
-    }
-
-    #[inline(always)]
-    fn is_dirty(&self, leaf: u64) -> bool {
-        leaf & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn clean(&self, leaf: u64) -> u64 {
-        leaf & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(&self, leaf: u64) -> u64 {
-        leaf | DIRTY
     }
 }

@@ -156,6 +156,13 @@ impl Cell {
     }
 }
 
+/// In a table of text it is its text.
+impl From<Cell> for comfy_table::Cell {
+    fn from(cell: Cell) -> Self {
+        Self::new(cell.text)
+    }
+}
+
 /// The class of leaves of a size.
 pub(crate) const fn leaf_class(bytes: u64) -> &'static str {
     match bytes {

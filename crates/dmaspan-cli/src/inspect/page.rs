@@ -10,7 +10,7 @@ use crate::html::{
 
 use super::findings::{Finding, Severity};
 use super::report::{DomainDiff, DomainReport, Lookup, Mapping, Report, Run};
-use super::table::{MISSED, heading, leaf_sizes, summary, target};
+use super::table::{MISSED, change_rows, heading, leaf_rows, leaf_sizes, missed_rows, summary};
 
 /// How many regions a map has: the largest.
 const MOST_REGIONS: usize = 24;
@@ -309,24 +309,6 @@ fn costs(domain: &DomainReport) -> Markup {
         ("best at aligned IOVAs", count(&domain.best_leaves_elsewhere)),
     ];
     let most = rows.iter().map(|(_, count)| *count).max().unwrap_or(0) as f64;
-    let by_size = |census: &std::collections::BTreeMap<u64, u64>, size: u64| {
-        let count = census.get(&size).copied().unwrap_or(0);
-        Cell::number(count, count.to_string())
-    };
-    let all = [&domain.leaves, &domain.best_leaves, &domain.best_leaves_elsewhere];
-    let known: std::collections::BTreeSet<u64> =
-        all.iter().flat_map(|census| census.keys().copied()).collect();
-    let sizes: Vec<Vec<Cell>> = known
-        .into_iter()
-        .rev()
-        .map(|size| {
-            let name = Cell::number(size, units::page_size(size));
-            [vec![name], all.iter().map(|census| by_size(census, size)).collect()]
-                .into_iter()
-                .flatten()
-                .collect()
-        })
-        .collect();
     html! {
         div.bars {
             @for (name, count) in rows {
@@ -338,24 +320,13 @@ fn costs(domain: &DomainReport) -> Markup {
         (table(
             &format!("Leaves of {} by size", domain.name),
             &["leaf", "now", "best at these IOVAs", "best at aligned IOVAs"],
-            &sizes,
+            &leaf_rows(domain),
         ))
     }
 }
 
 fn missed(domain: &DomainReport) -> Markup {
-    let bytes = |bytes| Cell::number(bytes, ByteSize::new(bytes).to_string());
-    let missed = domain.missed.iter().filter(|missed| {
-        missed.by_leaves_bytes + missed.by_iova_bytes + missed.by_memory_bytes != 0
-    });
-    let rows: Vec<Vec<Cell>> = missed
-        .map(|missed| {
-            let size = Cell::number(missed.size, units::page_size(missed.size));
-            let [leaves, iova, memory] =
-                [missed.by_leaves_bytes, missed.by_iova_bytes, missed.by_memory_bytes].map(bytes);
-            vec![size, leaves, iova, memory]
-        })
-        .collect();
+    let rows = missed_rows(domain);
     if rows.is_empty() {
         return html! {};
     }
@@ -406,20 +377,7 @@ fn look_up(lookup: &Lookup) -> Markup {
 }
 
 fn difference(diff: &DomainDiff) -> Markup {
-    let rows: Vec<Vec<Cell>> = diff
-        .changes
-        .iter()
-        .take(MOST_ROWS)
-        .map(|change| {
-            vec![
-                Cell::text(change.change),
-                Cell::number(change.iova, format!("{:#x}", change.iova)),
-                Cell::number(change.bytes, ByteSize::new(change.bytes).to_string()),
-                Cell::text(target(change.before.as_ref())),
-                Cell::text(target(change.after.as_ref())),
-            ]
-        })
-        .collect();
+    let rows = change_rows(diff, MOST_ROWS);
     let more = diff.changes.len().saturating_sub(MOST_ROWS);
     let header = ["change", "IOVA", "size", "before", "after"];
     html! {

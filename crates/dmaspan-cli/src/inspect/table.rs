@@ -1,13 +1,15 @@
 //! The report of `inspect` for people.
 
-use std::fmt::Write;
+use std::collections::BTreeSet;
+use std::fmt::{Display, Write};
 
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_words, push_wrapped};
 use dmaspan_cli::units;
 
 use super::findings::Severity;
-use super::report::{DomainDiff, DomainReport, Lookup, Report, Target};
+use super::report::{ChangeReport, DomainDiff, DomainReport, Lookup, Missed, Report, Target};
+use crate::html::Cell;
 
 /// How many mappings and changes of a domain are shown.
 const MOST_ROWS: usize = 20;
@@ -124,39 +126,10 @@ fn push_domain(text: &mut String, domain: &DomainReport) {
     if domain.mappings.is_empty() {
         return;
     }
-    let mut leaves = new_table(["leaf", "now", "best here", "best elsewhere"]);
-    let of = |census: &std::collections::BTreeMap<u64, u64>, size: &u64| {
-        census.get(size).map_or_else(|| "-".to_owned(), u64::to_string)
-    };
-    let here = &domain.best_leaves;
-    let elsewhere = &domain.best_leaves_elsewhere;
-    let known: std::collections::BTreeSet<&u64> =
-        domain.leaves.keys().chain(here.keys()).chain(elsewhere.keys()).collect();
-    for size in known.into_iter().rev() {
-        let now = of(&domain.leaves, size);
-        leaves.add_row([units::page_size(*size), now, of(here, size), of(elsewhere, size)]);
-    }
-    align_right(&mut leaves, 1);
-    push_table(text, &leaves);
-    let missed = domain.missed.iter().filter(|missed| {
-        missed.by_leaves_bytes + missed.by_iova_bytes + missed.by_memory_bytes != 0
-    });
-    let mut why = new_table(["smaller than", "leaves", "IOVA", "memory"]);
-    for missed in missed {
-        let bytes = |bytes| match bytes {
-            0 => "-".to_owned(),
-            bytes => ByteSize::new(bytes).to_string(),
-        };
-        why.add_row([
-            units::page_size(missed.size),
-            bytes(missed.by_leaves_bytes),
-            bytes(missed.by_iova_bytes),
-            bytes(missed.by_memory_bytes),
-        ]);
-    }
-    if !why.is_empty() {
-        align_right(&mut why, 1);
-        push_table(text, &why);
+    push_cells(text, ["leaf", "now", "best here", "best elsewhere"], leaf_rows(domain));
+    let missed = missed_rows(domain);
+    if !missed.is_empty() {
+        push_cells(text, ["smaller than", "leaves", "IOVA", "memory"], missed);
         push_wrapped(text, "", MISSED);
     }
     let mut rows = new_table(["IOVA", "memory", "size", "leaves", "may"]);
@@ -172,6 +145,45 @@ fn push_domain(text: &mut String, domain: &DomainReport) {
     }
     push_table(text, &rows);
     push_rest(text, domain.mappings.len());
+}
+
+/// A table of numbers behind a name.
+fn push_cells(text: &mut String, header: [&str; 4], rows: Vec<Vec<Cell>>) {
+    let mut table = new_table(header);
+    table.add_rows(rows);
+    align_right(&mut table, 1);
+    push_table(text, &table);
+}
+
+/// How many leaves of each size there are, could be here, and could be elsewhere.
+pub(crate) fn leaf_rows(domain: &DomainReport) -> Vec<Vec<Cell>> {
+    let all = [&domain.leaves, &domain.best_leaves, &domain.best_leaves_elsewhere];
+    let known: BTreeSet<u64> = all.iter().flat_map(|census| census.keys().copied()).collect();
+    let row = |size| {
+        let counts = all.map(|census| {
+            let count = census.get(&size).copied().unwrap_or(0);
+            Cell::number(count, or_dash(count, count))
+        });
+        [Cell::number(size, units::page_size(size))].into_iter().chain(counts).collect()
+    };
+    known.into_iter().rev().map(row).collect()
+}
+
+/// What lies in leaves that are smaller than they could be, by the size that they miss.
+pub(crate) fn missed_rows(domain: &DomainReport) -> Vec<Vec<Cell>> {
+    let row = |missed: &Missed| {
+        let reasons = [missed.by_leaves_bytes, missed.by_iova_bytes, missed.by_memory_bytes];
+        let cells = reasons.map(|bytes| Cell::number(bytes, or_dash(bytes, ByteSize::new(bytes))));
+        let size = Cell::number(missed.size, units::page_size(missed.size));
+        let is_any = reasons.iter().any(|bytes| *bytes != 0);
+        is_any.then(|| [size].into_iter().chain(cells).collect())
+    };
+    domain.missed.iter().filter_map(row).collect()
+}
+
+/// What a number is shown as, but 0.
+fn or_dash(number: u64, shown: impl Display) -> String {
+    if number == 0 { "-".to_owned() } else { shown.to_string() }
 }
 
 /// What the columns of missed leaves say.
@@ -223,21 +235,27 @@ fn push_diff(text: &mut String, diff: &DomainDiff) {
         bytes.map(|(name, bytes)| format!("{name} {}", ByteSize::new(*bytes))).collect();
     push_wrapped(text, "", &format!("{}, compared: {}", diff.domain, bytes.join(", ")));
     let mut rows = new_table(["", "IOVA", "size", "before", "after"]);
-    for change in diff.changes.iter().take(MOST_ROWS) {
-        rows.add_row([
-            change.change.to_owned(),
-            format!("{:#x}", change.iova),
-            ByteSize::new(change.bytes).to_string(),
-            target(change.before.as_ref()),
-            target(change.after.as_ref()),
-        ]);
-    }
+    rows.add_rows(change_rows(diff, MOST_ROWS));
     push_table(text, &rows);
     push_rest(text, diff.changes.len());
 }
 
+/// The first changes, of which there are `most`.
+pub(crate) fn change_rows(diff: &DomainDiff, most: usize) -> Vec<Vec<Cell>> {
+    let row = |change: &ChangeReport| {
+        vec![
+            Cell::text(change.change),
+            Cell::number(change.iova, format!("{:#x}", change.iova)),
+            Cell::number(change.bytes, ByteSize::new(change.bytes).to_string()),
+            Cell::text(target(change.before.as_ref())),
+            Cell::text(target(change.after.as_ref())),
+        ]
+    };
+    diff.changes.iter().take(most).map(row).collect()
+}
+
 /// Where a range leads, in a cell.
-pub(crate) fn target(target: Option<&Target>) -> String {
+fn target(target: Option<&Target>) -> String {
     target.map_or_else(|| "-".to_owned(), |target| format!("{:#x} {}", target.paddr, target.prot))
 }
 

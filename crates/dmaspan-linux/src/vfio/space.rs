@@ -28,6 +28,16 @@ pub enum VfioSpace {
     Ioas(Ioas),
 }
 
+/// What either interface does with its space.
+macro_rules! either {
+    ($self:ident, $space:ident => $does:expr) => {
+        match $self {
+            Self::Type1($space) => $does,
+            Self::Ioas($space) => $does,
+        }
+    };
+}
+
 impl VfioSpace {
     /// A new address space with the device `bdf` in it.
     ///
@@ -52,26 +62,17 @@ impl VfioSpace {
     ///
     /// As [`VfioContainer::attach`] and [`Ioas::attach`].
     pub fn attach(&self, bdf: Bdf) -> Result<VfioDevice, OpenError> {
-        match self {
-            Self::Type1(space) => space.attach(bdf),
-            Self::Ioas(space) => space.attach(bdf),
-        }
+        either!(self, space => space.attach(bdf))
     }
 
     /// The requests that mapped and unmapped so far.
     pub fn requests(&self) -> Requests {
-        match self {
-            Self::Type1(space) => space.requests(),
-            Self::Ioas(space) => space.requests(),
-        }
+        either!(self, space => space.requests())
     }
 
     /// Returns how many mappings there are.
     pub fn mappings(&self) -> u64 {
-        match self {
-            Self::Type1(space) => space.mappings(),
-            Self::Ioas(space) => space.mappings(),
-        }
+        either!(self, space => space.mappings())
     }
 
     /// Maps the registers of `offsets`, in bytes from the start of `bar`, for the space's devices:
@@ -88,10 +89,7 @@ impl VfioSpace {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
-        match self {
-            Self::Type1(space) => space.map_bar(bar, offsets, iova, prot),
-            Self::Ioas(space) => space.map_bar(bar, offsets, iova, prot),
-        }
+        either!(self, space => space.map_bar(bar, offsets, iova, prot))
     }
 
     /// Unmaps everything, and returns how many bytes that was.
@@ -100,10 +98,7 @@ impl VfioSpace {
     ///
     /// As [`unmap`](DmaSpace::unmap).
     pub fn unmap_all(&self) -> Result<u64, Error> {
-        match self {
-            Self::Type1(space) => space.unmap_all(),
-            Self::Ioas(space) => space.unmap_all(),
-        }
+        either!(self, space => space.unmap_all())
     }
 }
 
@@ -119,31 +114,19 @@ impl DmaSpace for VfioSpace {
         prot: Prot,
         label: Label,
     ) -> Result<(), Error> {
-        match self {
-            Self::Type1(space) => space.map_labelled(memory, user, iova, prot, label),
-            Self::Ioas(space) => space.map_labelled(memory, user, iova, prot, label),
-        }
+        either!(self, space => space.map_labelled(memory, user, iova, prot, label))
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
-        match self {
-            Self::Type1(space) => space.unmap(range),
-            Self::Ioas(space) => space.unmap(range),
-        }
+        either!(self, space => space.unmap(range))
     }
 
     fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
-        match self {
-            Self::Type1(space) => space.mapped_in(range),
-            Self::Ioas(space) => space.mapped_in(range),
-        }
+        either!(self, space => space.mapped_in(range))
     }
 
     fn limits(&self) -> Limits {
-        match self {
-            Self::Type1(space) => space.limits(),
-            Self::Ioas(space) => space.limits(),
-        }
+        either!(self, space => space.limits())
     }
 
     fn errno(&self, error: &Error) -> Errno {

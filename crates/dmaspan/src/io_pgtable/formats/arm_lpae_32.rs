@@ -187,6 +187,7 @@ unsafe impl<F: Format> Format for ArmLpae32<F> {
     const LG2_ENTRIES: u32 = F::LG2_ENTRIES;
     const GROUPS: Groups = F::GROUPS;
     const WRITTEN_BACK: F::Word = F::WRITTEN_BACK;
+    const DIRTY: F::Word = F::DIRTY;
     const GROWS: bool = F::GROWS;
 
     fn manual(&self) -> Manual {

@@ -112,8 +112,9 @@ pub fn push_words<W: AsRef<str>>(
 ) {
     let mut line = label.to_owned();
     let mut is_empty = true;
+    let room = WIDTH.saturating_sub(label.chars().count().max(indent.chars().count()));
+    let words = words.into_iter().flat_map(|word| cut(word.as_ref(), room));
     for word in words {
-        let word = word.as_ref();
         if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
             text.push_str(line.trim_end());
             text.push('\n');
@@ -123,11 +124,26 @@ pub fn push_words<W: AsRef<str>>(
         if !is_empty {
             line.push(' ');
         }
-        line.push_str(word);
+        line.push_str(&word);
         is_empty = false;
     }
     text.push_str(line.trim_end());
     text.push('\n');
+}
+
+/// A word in pieces that have room in a line, each as long as it can be: no two fit in one line.
+fn cut(word: &str, room: usize) -> Vec<String> {
+    let mut pieces: Vec<String> = Vec::new();
+    let mut rest: Vec<char> = word.chars().collect();
+    while rest.len() > room.max(1) {
+        let in_room = rest.get(..room.max(1)).unwrap_or(&rest);
+        let border = in_room.iter().rposition(|c| matches!(c, ' ' | ',' | '/'));
+        let behind = rest.split_off(border.map_or(in_room.len(), |border| border + 1));
+        pieces.push(rest.iter().collect());
+        rest = behind;
+    }
+    pieces.push(rest.iter().collect());
+    pieces
 }
 
 /// The words of a text, where what is in backticks is one word: a command to copy.
@@ -155,5 +171,19 @@ mod tests {
         push_wrapped(&mut text, "note: ", &words);
         assert!(text.contains("\n  `echo 3 > /proc/file`, as root\n"), "{text}");
         assert_eq!(unbroken("a `b` `c d`e f"), ["a", "`b`", "`c d`e", "f"]);
+    }
+
+    #[test]
+    fn what_is_wider_than_a_line_is_cut_and_none_of_it_is_lost() {
+        for separator in ["", ",", "/", ", "] {
+            let long = format!("`{}`", format!("part{separator}").repeat(60));
+            for before in ["", "some words of it: ", &"word ".repeat(15)] {
+                let mut text = String::new();
+                push_wrapped(&mut text, "note: ", &format!("{before}{long} and more"));
+                assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+                let bare = |text: &str| text.replace(char::is_whitespace, "");
+                assert_eq!(bare(&text), bare(&format!("note: {before}{long} and more")));
+            }
+        }
     }
 }

@@ -228,6 +228,9 @@ impl CommandLine {
 
     /// Takes an option, or notes that it is ignored.
     fn take(&mut self, option: &QemuOption<'_>) -> Result<(), QemuError> {
+        if option.is_bad_object() && matches!(option.name, "object" | "device") {
+            return Err(option.wrong("it is no object of JSON: pass all of it"));
+        }
         match option.name {
             "m" => {
                 match option.get("size").unwrap_or(option.head()) {

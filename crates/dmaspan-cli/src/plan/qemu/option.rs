@@ -69,6 +69,11 @@ impl<'w> QemuOption<'w> {
         QemuError::Option { option: option.trim_end().to_owned(), what: what.into() }
     }
 
+    /// Whether it begins as an object of JSON and is none.
+    pub(super) fn is_bad_object(&self) -> bool {
+        self.value.starts_with('{') && self.parts.is_empty()
+    }
+
     /// What stands before the first comma, or what an object calls so.
     pub(super) fn head(&self) -> &str {
         let of_object = || self.get("qom-type").or(self.get("driver"));

@@ -168,6 +168,7 @@ fn a_wrong_command_line_names_the_option() {
             "qemu -m 4G -object '{\"qom-type\":\"memory-backend-ram\",\"id\":\"a\"}'",
             "it has no size",
         ),
+        ("qemu -m 4G -object '{\"qom-type\":' -S", "it is no object of JSON"),
         ("qemu -m 4G -device pc-dimm,id=d", "-device pc-dimm,id=d: it has no memdev"),
         ("qemu -m 4G -device pc-dimm,memdev=d", "no `-object memory-backend-…,id=d`"),
         (

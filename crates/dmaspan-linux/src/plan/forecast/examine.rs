@@ -238,6 +238,7 @@ fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
                     backing,
                     bytes,
                     all,
+                    is_whole: false,
                     page,
                     pool,
                     leaves,
@@ -245,6 +246,15 @@ fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
                     map_ratio,
                 });
             }
+        }
+    }
+    for finding in &mut found {
+        if let PlanFinding::SmallPages { all, is_whole, .. } = finding {
+            let memory =
+                || layout.regions.iter().filter(|region| region.backing != Backing::Registers);
+            let bytes = memory().map(PaperRegion::len).fold(0, u64::saturating_add);
+            let first = memory().next().map(|region| region.memory);
+            *is_whole = *all == bytes && memory().all(|region| Some(region.memory) == first);
         }
     }
     found

@@ -138,6 +138,8 @@ pub enum PlanFinding {
         bytes: u64,
         /// All bytes of the regions.
         all: u64,
+        /// Whether they are one memory, and all memory that there is.
+        is_whole: bool,
         /// The size of the pages that would do, in bytes.
         page: u64,
         /// What the pool of such pages has beside those of the layout, where it is known.
@@ -266,10 +268,20 @@ impl PlanFinding {
                 "no access of a device crosses to another node; how much that gains was not \
                  measured",
             )],
-            Self::SmallPages { backing, all, page, pool, leaves, best, map_ratio, .. } => {
+            Self::SmallPages {
+                backing,
+                all,
+                is_whole,
+                page,
+                pool,
+                leaves,
+                best,
+                map_ratio,
+                ..
+            } => {
                 let gain =
                     format!("{}, and a map costs {map_ratio:.1} times less", fewer(*best, *leaves));
-                small_pages(*backing, *all, (*page, *pool), gain)
+                small_pages(*backing, (*all, *is_whole), (*page, *pool), gain)
             }
             Self::Misaligned { leaves, best, instead, .. } => {
                 vec![Mend::at(*instead, fewer(*best, *leaves))]
@@ -310,14 +322,7 @@ fn refused(
         }
         PlanError::OutsideApertures { below, .. } => {
             if let Some(below) = below.filter(|_| reserved.is_some()) {
-                let option = "-machine q35,max-ram-below-4g=2G".to_owned();
-                let action = format!(
-                    "end the region at {} or below and map the rest elsewhere, as QEMU's q35 does \
-                     at 4 GiB (`{option}`)",
-                    below.last()
-                );
-                let mend = Mend::new(action, "it does not reach what is reserved");
-                mends.push(mend.with_options([option]));
+                mends.push(end_below(below.last()));
             }
             mends.extend(elsewhere);
         }
@@ -348,6 +353,18 @@ fn refused(
         _ => mends.extend(elsewhere),
     }
     mends
+}
+
+/// The last address below what is reserved. QEMU can put an end there below 4 GiB.
+fn end_below(last: Iova) -> Mend {
+    let action = format!("end the region at {last} or below and map the rest elsewhere");
+    let gain = "it does not reach what is reserved";
+    if last.get() >> 32 != 0 {
+        return Mend::new(action, gain);
+    }
+    let option = "-machine q35,max-ram-below-4g=2G".to_owned();
+    let action = format!("{action}, as QEMU's q35 does at 4 GiB (`{option}`)");
+    Mend::new(action, gain).with_options([option])
 }
 
 /// How many bits an address has.
@@ -394,19 +411,28 @@ fn qemu_size(bytes: u64) -> String {
 
 fn small_pages(
     backing: Backing,
-    all: u64,
+    (all, is_whole): (u64, bool),
     (page, pool): (u64, Option<PaperPool>),
     gain: String,
 ) -> Vec<Mend> {
     let pages = all.div_ceil(page.max(1));
     let echo = raise_pool(pool.unwrap_or(PaperPool { page, pages: 0, free: 0 }), pages);
     let (size, page) = (qemu_size(pages.saturating_mul(page)), page >> 20);
-    let object =
-        format!("-object memory-backend-memfd,id=huge,size={size},hugetlb=on,hugetlbsize={page}M");
-    let machine = "-machine memory-backend=huge".to_owned();
-    let action = format!("use hugetlb pages: `{object}` and `{machine}` after `{echo}`");
-    let mend = Mend { commands: vec![echo], ..Mend::new(action, gain) };
-    let hugetlb = mend.with_options([object, machine]);
+    let hugetlb = if is_whole {
+        let object = format!(
+            "-object memory-backend-memfd,id=huge,size={size},hugetlb=on,hugetlbsize={page}M"
+        );
+        let machine = "-machine memory-backend=huge".to_owned();
+        let action = format!("use hugetlb pages: `{object}` and `{machine}` after `{echo}`");
+        let mend = Mend { commands: vec![echo], ..Mend::new(action, gain) };
+        mend.with_options([object, machine])
+    } else {
+        let action = format!(
+            "use hugetlb pages: `hugetlb=on,hugetlbsize={page}M` behind `-object \
+             memory-backend-memfd,…` of each after `{echo}`"
+        );
+        Mend { commands: vec![echo], ..Mend::new(action, gain) }
+    };
     let (setting, when) = match backing {
         Backing::Memfd | Backing::File => {
             let setting = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";

@@ -286,9 +286,10 @@ fn what_is_said_to_mend_a_finding_does() {
 fn a_command_and_an_option_that_mend_stand_in_the_words_as_they_are() {
     let mut layout = mistakes();
     layout.limits.pools = vec![PaperPool { page: M2, pages: 3, free: 3 }];
-    let forecast = Forecast::new(&layout).unwrap();
+    let forecasts = [layout, q35(4 * G1, PAGE)].map(|layout| Forecast::new(&layout).unwrap());
+    let findings = forecasts.iter().flat_map(|forecast| &forecast.findings);
     let (mut commands, mut options) = (0, 0);
-    for mend in forecast.findings.iter().flat_map(PlanFinding::mends) {
+    for mend in findings.flat_map(PlanFinding::mends) {
         for exact in mend.commands.iter().chain(&mend.options) {
             assert!(mend.action.contains(&format!("`{exact}`")), "{mend:?}");
         }
@@ -375,6 +376,21 @@ fn registers_are_told_an_address_that_is_a_multiple_of_their_size() {
 }
 
 #[test]
+fn what_qemu_can_do_about_a_reserved_range_is_said_where_it_helps() {
+    let said = |kind, at, len| {
+        let iommu = PaperIommu::new(kind);
+        let regions = vec![paper("ram", 1 << 41, Some(at), len, M2)];
+        let forecast = Forecast::new(&PaperLayout { iommu, ..layout(regions) }).unwrap();
+        forecast.findings[0].mends()[0].clone()
+    };
+    let low = said(IommuModel::Vtd, 0, 8 * G1);
+    assert_eq!(low.options, ["-machine q35,max-ram-below-4g=2G"]);
+    // What lies above 4 GiB stays there.
+    let high = said(IommuModel::Amd, 4 * G1, 1 << 40);
+    assert!(high.options.is_empty() && high.action.contains("0xfcffffffff"), "{high:?}");
+}
+
+#[test]
 fn limits_are_counted_against_whom_the_interface_says() {
     let mut layout = q35(4 * G1, G1);
     layout.limits.memlock = Some(4 * G1);
@@ -449,6 +465,12 @@ fn small_pages_are_compared_with_those_that_are_advised() {
     used.regions.push(PaperRegion { memory: 9, ..paper("huge", 1 << 50, None, G1, M2) });
     let (_, _, advice) = said(&used).unwrap();
     assert!(advice.contains("`echo 2620 > "), "{advice}");
+    // Of several memories each has an object of its own.
+    let mut nodes = q35(4 * G1, PAGE);
+    nodes.regions[1].memory = 1;
+    let forecast = Forecast::new(&nodes).unwrap();
+    let mend = &forecast.findings[0].mends()[0];
+    assert!(mend.action.contains("of each") && mend.options.is_empty(), "{mend:?}");
     let huge = Forecast::new(&q35(4 * G1, M2)).unwrap();
     assert_eq!(huge.maps.iter().map(|map| map.leaf_count()).sum::<u64>(), best);
     // An IOMMU of Arm whose large leaves have 512 MiB.

@@ -33,11 +33,19 @@ const BIG_ENDIAN: &str = "s390x-unknown-linux-gnu";
 /// out of raw memory, or share it between threads.
 const UNDER_MIRI: [&str; 2] = ["arena", "word::"];
 
-/// A race of two threads, for what finds races.
+/// A race of two threads, for what finds races. Both have begun before either goes on, since
+/// ThreadSanitizer may miss the race of a thread that has ended; what they wait by orders nothing.
 const RACE: &str = "\
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 fn main() {
+    static BEGUN: AtomicU32 = AtomicU32::new(0);
     static mut COUNT: u64 = 0;
-    let add = || for _ in 0..1000 { unsafe { COUNT = std::hint::black_box(COUNT + 1) } };
+    let add = || {
+        BEGUN.fetch_add(1, Relaxed);
+        while BEGUN.load(Relaxed) < 2 { std::thread::yield_now() }
+        for _ in 0..1000 { unsafe { COUNT = std::hint::black_box(COUNT + 1) } }
+    };
     std::thread::scope(|scope| { scope.spawn(add); scope.spawn(add); });
 }
 ";

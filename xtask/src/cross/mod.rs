@@ -7,7 +7,7 @@
 //! | `quick` | tests of the drivers and of the core's own modules, under an emulator of programs |
 //! | `user` | all tests of the core, the models, the drivers and the NVMe example, likewise |
 //! | `copies` | what a bounce copy costs beside the C library's, in instructions |
-//! | `guest` | a kernel of Arm with pages of 16 KiB, and the project's programs and tests in it |
+//! | `guest` | kernels of Arm with pages of 4 and of 16 KiB, and the project's programs and tests in them |
 
 mod copies;
 mod programs;
@@ -67,6 +67,9 @@ const BARE: [&str; 4] = [
 const NOT_EMULATED: [(&str, &str); 1] =
     [("_nomem::", "it starts its own program again, which the machine's kernel does not run")];
 
+/// Kernels of Arm with pages of each size that Debian has: no suite of it has one with 64 KiB.
+const GUESTS: [&str; 4] = ["--kernel", "arm64", "--kernel", "arm64-16k"];
+
 /// The parts, by name.
 const PARTS: [&str; 6] = ["bare", "registers", "quick", "user", "copies", "guest"];
 /// What runs where nothing is named: `quick` is a part of `user`.
@@ -104,7 +107,7 @@ pub fn run(parts: &Parts) -> Checked {
         crate::say(&format!("cross: {part}"));
         let outcome = match part {
             "bare" => bare()?,
-            "guest" => guest::run(&guest::Options::parse(&["--kernel", "arm64-16k"])?)?,
+            "guest" => guest::run(&guest::Options::parse(&GUESTS)?)?,
             _ => match Tools::ready() {
                 Err(why) => cannot(why)?,
                 Ok(tools) => {

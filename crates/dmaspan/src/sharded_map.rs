@@ -198,7 +198,8 @@ mod tests {
         let mut table = Table { slots: Vec::new(), len: 0 };
         let mut map = BTreeMap::<u64, Vec<u64>>::new();
         let (mut random, mut removed, mut refused) = (1u64, 0, 0);
-        for step in 0..20_000u64 {
+        let steps = if cfg!(miri) { 400 } else { 20_000 };
+        for step in 0..steps {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let key = (random >> 40) % 97 * 0x1000;
             let values = map.entry(key).or_default();
@@ -226,6 +227,6 @@ mod tests {
             }
             assert_eq!(table.len, map.values().map(Vec::len).sum::<usize>());
         }
-        assert!(removed > 1000 && refused > 1000);
+        assert!(removed > steps / 20 && refused > steps / 20);
     }
 }

@@ -7,7 +7,7 @@
 //! | `quick` | tests of the drivers and of the core's own modules, under an emulator of programs |
 //! | `user` | all tests of the core, the models, the drivers and the NVMe example, likewise |
 //! | `copies` | what a bounce copy costs beside the C library's, in instructions |
-//! | `guest` | kernels of Arm with pages of 4 and of 16 KiB, and the project's programs and tests in them |
+//! | `guest` | kernels of Arm with pages of 4 and of 16 KiB, and in them programs and tests |
 
 mod copies;
 mod programs;

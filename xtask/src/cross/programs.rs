@@ -1,7 +1,7 @@
 //! Programs that cargo builds for another CPU, and where guests have them.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -25,17 +25,21 @@ pub(crate) struct Program {
 /// The packages whose tests guests run.
 const PACKAGES: [&str; 2] = ["dmaspan-linux", "dmaspan-cli"];
 
+/// What the tests read, by its folder in the source.
+const READ: [&str; 2] = ["crates/dmaspan-cli/tests/dumps", "docs/layouts"];
+
 /// A file of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum File {
-    /// A program, at the path that it has on this machine: tests start others by their paths.
-    Program(PathBuf, Vec<u8>),
+    /// A file, at the path that it has on this machine: tests start programs by their paths.
+    Copy(PathBuf, Vec<u8>),
     /// Another name for it.
     Name(String, PathBuf),
 }
 
-/// Builds the tests of what stands on Linux, and what they start. Guests call those in a library's
-/// modules `tests-linux`, and those of a program in `tests` by its name too: `tests-linux-it`.
+/// Builds the tests of what stands on Linux, and what they start and read. Guests call those in a
+/// library's modules `tests-linux`, and those of a program in `tests` by its name too:
+/// `tests-linux-it`.
 ///
 /// # Errors
 ///
@@ -44,15 +48,26 @@ pub(super) fn for_guests(target: &Target, tools: &Tools) -> Result<Vec<File>, St
     let mut files = Vec::new();
     for package in PACKAGES {
         for program in build(target, tools, package, &["--tests", "--examples"])? {
-            let read = fs::read(&program.path);
-            let unread = |error| format!("{} cannot be read: {error}", program.path.display());
-            files.push(File::Program(program.path.clone(), read.map_err(unread)?));
+            files.push(copy(&program.path)?);
             if program.is_test {
                 files.push(File::Name(program.name_in_guests(package), program.path));
             }
         }
     }
+    for folder in READ {
+        let folder = crate::root().join(folder);
+        let unread = |error| format!("{} cannot be read: {error}", folder.display());
+        for entry in fs::read_dir(&folder).map_err(unread)? {
+            files.push(copy(&entry.map_err(unread)?.path())?);
+        }
+    }
     Ok(files)
+}
+
+fn copy(path: &Path) -> Result<File, String> {
+    let read =
+        fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()));
+    Ok(File::Copy(path.to_owned(), read?))
 }
 
 impl Program {

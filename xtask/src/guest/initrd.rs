@@ -138,7 +138,7 @@ fn add_tests(tests: &[File], archive: &mut Archive) {
     let mut folders = BTreeSet::new();
     for test in tests {
         match test {
-            File::Program(path, program) => {
+            File::Copy(path, content) => {
                 let all: Vec<&Path> = path.ancestors().skip(1).map(in_archive).collect();
                 // The archive's own root comes last.
                 for folder in all.into_iter().rev().skip(1) {
@@ -146,7 +146,7 @@ fn add_tests(tests: &[File], archive: &mut Archive) {
                         archive.folder(&folder.to_string_lossy());
                     }
                 }
-                archive.file(&in_archive(path).to_string_lossy(), program);
+                archive.file(&in_archive(path).to_string_lossy(), content);
             }
             File::Name(name, path) => {
                 archive.link(&format!("bin/{name}"), &path.to_string_lossy());

@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(runs(&[1 << 63, 0]), [(63, 63)]);
         assert_eq!(runs(&[u64::MAX << 3, 0, u64::MAX >> 1]), [(3, 63), (128, 190)]);
         let mut bits = 0x9e37_79b9_7f4a_7c15u64;
-        for _ in 0..200 {
+        for _ in 0..if cfg!(miri) { 10 } else { 200 } {
             bits ^= bits << 13;
             bits ^= bits >> 7;
             bits ^= bits << 17;

@@ -4,7 +4,7 @@ use crate::pci::fake::Machine;
 
 const SMAPS: &str = "\
 7f0000000000-7f0040000000 rw-p 00000000 00:00 0 \n\
-Size:            1048576 kB\nKernelPageSize:        4 kB\nRss:              524288 kB\n\
+Size:            1048576 kB\nKernelPageSize:     PAGE kB\nRss:              524288 kB\n\
 AnonHugePages:    262144 kB\nVmFlags: rd wr mr mw me ac sd hg \n\
 7f0040000000-7f0050000000 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me ac sd \n\
 7f1000000000-7f1040000000 rw-s 00000000 00:0f 77                 /dev/hugepages/ram (deleted)\n\
@@ -20,7 +20,8 @@ VmFlags: rd wr sh mr mw me ms pf io de dd \n\
 
 fn machine() -> Machine {
     let fake = Machine::new();
-    fake.file("proc/7/smaps", SMAPS);
+    let page = (sys::page_size() >> 10).to_string();
+    fake.file("proc/7/smaps", &SMAPS.replace("PAGE", &page));
     fake
 }
 

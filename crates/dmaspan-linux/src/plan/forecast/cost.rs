@@ -40,10 +40,12 @@ pub struct MapCost {
 }
 
 impl MapCost {
-    /// Of all memory, without registers. A kernel of which nobody knows is taken for a new one.
+    /// Of all memory, without registers. A kernel of which nobody knows is taken for a new one. Its
+    /// pages are this machine's or, where an IOMMU on paper has smaller ones, of that size.
     pub(super) fn of<'r>(
         regions: impl Iterator<Item = &'r PaperRegion>,
         kernel: Option<LinuxVersion>,
+        granule: u64,
     ) -> Self {
         let is_by_page = kernel.is_some_and(|kernel| kernel < LinuxVersion::BY_FOLIO);
         let (mut huge, mut base, mut folios) = (0_u64, 0_u64, 0_u64);
@@ -65,7 +67,7 @@ impl MapCost {
         let newer = |weight: fn(&Weight) -> f64, now: f64| {
             (now / mean(weight(&HUGE_BY_FOLIO), weight(&BASE_BY_FOLIO))).max(1.0)
         };
-        let pages = all / sys::page_size();
+        let pages = all / sys::page_size().min(granule).max(1);
         Self {
             lookups: if is_by_page { pages } else { folios },
             best_lookups: if is_by_page { pages } else { all.div_ceil(HUGE) },

@@ -217,7 +217,7 @@ impl Forecast {
             locked: bytes.saturating_mul(spaces),
             table_bytes: tally.table_bytes(),
             best_table_bytes: best.table_bytes(),
-            cost: MapCost::of(mapped(), layout.kernel),
+            cost: MapCost::of(mapped(), layout.kernel, layout.iommu.granule()),
         };
         forecast.findings = examine::findings(layout, &forecast, &places, &arranged);
         arranged.places.into_iter().for_each(|place| places.free(place));
@@ -233,7 +233,7 @@ impl Forecast {
             locked: 0,
             table_bytes: 0,
             best_table_bytes: 0,
-            cost: MapCost::of(layout.regions.iter(), layout.kernel),
+            cost: MapCost::of(layout.regions.iter(), layout.kernel, layout.iommu.granule()),
         }
     }
 

@@ -153,10 +153,13 @@ fn tables_of_all_shapes_are_aligned_and_disjoint_and_their_frames_go_back() {
     let shapes = [10, 6, 12, 14, 16, 10, 3, 11, 10].map(shape);
     let shapes: Vec<_> =
         shapes.into_iter().chain([wide(4, 12), wide(5, 10), wide(12, 14)]).collect();
+    // Miri is hundreds of times slower.
+    let (most, each) = if cfg!(miri) { (10, 5) } else { (16, 9) };
+    let shapes: Vec<_> = shapes.into_iter().filter(|shape| shape.lg2_size <= most).collect();
     let mut tables = Vec::new();
     for (word, &shape) in shapes.iter().enumerate() {
-        let mut list = reserve(&memory, shape, 9).unwrap();
-        for _ in 0..9 {
+        let mut list = reserve(&memory, shape, each).unwrap();
+        for _ in 0..each {
             let paddr = publish(&memory, shape, &mut list, word as u64);
             assert!(lg2::is_aligned(paddr.get(), shape.lg2_align), "{paddr}");
             tables.push((paddr, shape, word as u64));

@@ -29,7 +29,8 @@ fn every_leaf_decodes_to_what_it_was_made_from() {
             made += 1;
         });
         // 5 addresses for each of 48 permissions.
-        assert_eq!(made, 5 * 48 * format.geometry().page_sizes.count_ones());
+        let all = 5 * 48 * format.geometry().page_sizes.count_ones();
+        assert!(made == all || cfg!(miri), "{made} of {all}");
     }
 }
 
@@ -116,7 +117,8 @@ fn the_cheap_questions_agree_with_decode() {
     let runs = (12..=52).map(|bits| lg2::mask(bits) & ADDRESS);
     for format in configs() {
         for address in runs.clone().chain([0x000a_5a5a_5a5a_5000, 1 << 47, 1 << 51]) {
-            for (low, level) in (0..1 << 12).flat_map(|low| (0..6).map(move |level| (low, level))) {
+            let lows = check::all_or_each(911, 0..1 << 12);
+            for (low, level) in lows.flat_map(|low| (0..6).map(move |level| (low, level))) {
                 check::agrees(&format, level, low | address);
                 check::agrees(&format, level, low | address | WRITE | FORCE_COHERENT);
             }

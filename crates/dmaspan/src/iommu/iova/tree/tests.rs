@@ -274,6 +274,7 @@ fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri takes minutes for thousands of turns")]
 fn a_tall_tree_stays_exact_while_it_grows_and_shrinks() {
     let mut tree = tree(0x1000, u64::MAX, 12);
     let mut model = Model::new(&tree);
@@ -302,6 +303,7 @@ fn a_tall_tree_stays_exact_while_it_grows_and_shrinks() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri takes minutes for thousands of ranges")]
 fn all_nodes_are_given_back_and_used_again() {
     let mut tree = tree(0x1000, u64::from(u32::MAX), 12);
     let mut held = 0;
@@ -321,6 +323,7 @@ fn all_nodes_are_given_back_and_used_again() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri takes minutes for 65536 ranges")]
 fn a_gap_that_fits_by_size_and_not_by_alignment_is_not_taken_for_one() {
     // Pages 1 + 4 i are in use: each hole has pages 2, 3 and 4 of its four.
     let mut tree = tree(0x1000, 0x3fff_ffff, 12);

@@ -63,8 +63,8 @@ pub struct SanitizerConfig {
     pub history: usize,
     /// How many operations a finding shows at most.
     pub shown: usize,
-    /// How many findings of each kind are kept. More are only counted, so that a flood of one kind
-    /// hides no other.
+    /// How many findings of each kind are kept, errors and advice of a kind apart. More are only
+    /// counted, so that a flood of one kind hides no other, and advice hides no error.
     pub findings: usize,
 }
 

@@ -523,11 +523,14 @@ pub(crate) fn joined(pieces: impl Iterator<Item = IovaRange>, within: IovaRange)
 
 impl fmt::Debug for Sanitizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.shared.state.lock();
+        let (config, events, found) = {
+            let state = self.shared.state.lock();
+            (state.config, state.number, state.findings.len())
+        };
         f.debug_struct("Sanitizer")
-            .field("config", &state.config)
-            .field("events", &state.number)
-            .field("found", &state.findings.len())
+            .field("config", &config)
+            .field("events", &events)
+            .field("found", &found)
             .finish_non_exhaustive()
     }
 }
@@ -537,11 +540,15 @@ impl fmt::Display for Sanitizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (errors, advice) = (self.errors(), self.advice());
         errors.iter().chain(&advice).try_for_each(|finding| writeln!(f, "{finding}\n"))?;
-        let state = self.shared.state.lock();
-        for (title, count) in state.left_out() {
+        // Written without the lock: a writer may be behind a device that the sanitizer sees.
+        let (left_out, events) = {
+            let state = self.shared.state.lock();
+            (state.left_out().collect::<Vec<_>>(), state.number)
+        };
+        for (title, count) in left_out {
             writeln!(f, "{title}: {count} more")?;
         }
         let (errors, advice) = (errors.len(), advice.len());
-        write!(f, "errors: {errors}, advice: {advice}, events: {}", state.number)
+        write!(f, "errors: {errors}, advice: {advice}, events: {events}")
     }
 }

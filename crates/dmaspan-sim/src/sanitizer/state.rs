@@ -10,7 +10,7 @@ use dmaspan::{Caller, Iova, IovaRange, PhysAddr, Prot, Span, lg2};
 use super::config::{Parts, SanitizerConfig};
 use super::event::{Op, Origin, Record, Where};
 use super::intervals::{Cut, Intervals};
-use super::report::{Cached, Cause, Finding, FindingKind};
+use super::report::{Cached, Cause, Finding, FindingKind, Severity};
 use super::tables::DetachedTables;
 use crate::iotlb::AbsentEntries;
 
@@ -117,8 +117,9 @@ pub(super) struct State {
     /// The last events, without gaps.
     ring: VecDeque<Record>,
     pub(super) findings: Vec<Finding>,
-    /// How many findings there were of each kind, by its title, those that are not kept included.
-    pub(super) seen: BTreeMap<&'static str, u64>,
+    /// How many findings there were of each kind, by its title, errors apart from advice, those
+    /// that are not kept included.
+    pub(super) seen: BTreeMap<(&'static str, Severity), u64>,
 }
 
 /// What hardware may hold of a range that is asked for.
@@ -176,7 +177,7 @@ impl State {
         before: Vec<Record>,
         now: &Record,
     ) {
-        let seen = self.seen.entry(kind.title()).or_default();
+        let seen = self.seen.entry((kind.title(), kind.class())).or_default();
         *seen += 1;
         if usize::try_from(*seen).is_ok_and(|seen| seen > self.config.findings) {
             return;
@@ -196,7 +197,8 @@ impl State {
     /// The titles of kinds of which not all are kept, and how many are not.
     pub(super) fn left_out(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let kept = u64::try_from(self.config.findings).unwrap_or(u64::MAX);
-        let beyond = self.seen.iter().map(move |(title, seen)| (*title, seen.saturating_sub(kept)));
+        let beyond = self.seen.iter();
+        let beyond = beyond.map(move |((title, _), seen)| (*title, seen.saturating_sub(kept)));
         beyond.filter(|(_, count)| *count > 0)
     }
 
@@ -532,7 +534,8 @@ impl State {
                 // The same bytes: that is said by another finding.
                 () => return None,
             };
-            let granule = Span::new(PhysAddr::new(granule.get() & !mask), mask + 1).ok()?;
+            let granule =
+                Span::new(PhysAddr::new(granule.get() & !mask), mask.checked_add(1)?).ok()?;
             Some((FindingKind::SharedGranule { freed: span, granule }, (range, memory), before))
         });
         if let Some((kind, subject, before)) = found {

@@ -600,6 +600,37 @@ fn a_device_that_leaves_its_buffer_within_a_granule_is_found() {
 }
 
 #[test]
+fn advice_about_a_kind_hides_no_error_of_that_kind() {
+    let sanitizer = Sanitizer::new(SanitizerConfig { findings: 3, ..SanitizerConfig::default() });
+    let (memory, iovas) = half(5, 0, 1);
+    map_half(&sanitizer, (memory, iovas));
+    let beside = iovas.last().wrapping_add(1);
+    // A trusted device that looks ahead, again and again, and then writes there once.
+    (0..10).for_each(|_| sanitizer.on_dma(beside, 8, Access::Read));
+    assert_eq!((sanitizer.advice().len(), sanitizer.errors()), (3, vec![]));
+    sanitizer.on_dma(beside, 8, Access::Write);
+    let (access, mapping, trust) = (Access::Write, iovas, Trust::Trusted);
+    let wrote = FindingKind::BesideMapping { access, mapping, trust };
+    assert_eq!(kinds_of(sanitizer.errors()), [wrote]);
+    assert_eq!((sanitizer.found(), sanitizer.left_out()), (4, 7));
+}
+
+#[test]
+fn a_granule_as_large_as_the_space_is_no_reason_to_panic() {
+    for granule_lg2 in [63, 64, u32::MAX] {
+        let trust = Trust::Untrusted;
+        let config = SanitizerConfig { trust, granule_lg2, ..SanitizerConfig::default() };
+        let sanitizer = Sanitizer::new(config);
+        let range = map(&sanitizer, 1, 1);
+        sanitizer.on_free(frames(3, 1));
+        sanitizer.on_dma(pages(5, 1).start(), 8, Access::Read);
+        sanitizer.on_unmap(range, Tables::Kept);
+        flush(&sanitizer, range, Tables::Kept);
+        assert_eq!(sanitizer.mapped(range), []);
+    }
+}
+
+#[test]
 fn the_bytes_of_each_piece_of_a_list_are_its_own() {
     let sanitizer = Sanitizer::default();
     let bytes = |start, len| {

@@ -277,7 +277,12 @@ impl<L: RawMutex> VirtioSlot<L> {
 
     /// [`Hal::dma_dealloc`]. The answer is always 0: a queue that hardware was not seen to forget
     /// is kept, and counted as refused.
-    pub fn dma_dealloc(&self, addr: u64) -> i32 {
+    ///
+    /// # Safety
+    ///
+    /// As of [`Hal::dma_dealloc`]: nobody uses the pointer to the queue at `addr` any more.
+    #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
+    pub unsafe fn dma_dealloc(&self, addr: u64) -> i32 {
         self.with(|dma| dma.dealloc(DmaAddr::new(addr)));
         0
     }
@@ -381,7 +386,8 @@ macro_rules! hal {
                 _vaddr: ::core::ptr::NonNull<u8>,
                 _pages: usize,
             ) -> i32 {
-                Self::slot().dma_dealloc(paddr)
+                // SAFETY: the caller promises the same.
+                unsafe { Self::slot().dma_dealloc(paddr) }
             }
 
             unsafe fn mmio_phys_to_virt(paddr: u64, size: usize) -> ::core::ptr::NonNull<u8> {

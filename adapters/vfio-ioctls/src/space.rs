@@ -39,8 +39,8 @@ impl Shared {
     ///
     /// # Safety
     ///
-    /// Nobody else unmaps what this maps. What the VMM maps by its own calls, as BARs of devices,
-    /// stays its own.
+    /// What [`VfioContainer::adopt`] asks for: above all, nobody else unmaps what this maps. What
+    /// the VMM maps by its own calls, as BARs of devices, stays its own.
     pub unsafe fn container(theirs: Arc<vfio_ioctls::VfioContainer>) -> Result<Self, GuestError> {
         let fd = duplicate(&*theirs)?;
         // SAFETY:
@@ -57,7 +57,8 @@ impl Shared {
     ///
     /// # Safety
     ///
-    /// Nobody else unmaps what this maps. What the VMM maps by its own calls stays its own.
+    /// What [`Ioas::adopt`] asks for, as long as this and its clones live: nobody else unmaps what
+    /// this maps, or copies it. What the VMM maps by its own calls stays its own.
     pub unsafe fn iommufd(theirs: Arc<VfioIommufd>) -> Result<Self, GuestError> {
         let fd = duplicate(&**theirs.iommufd())?;
         // SAFETY:

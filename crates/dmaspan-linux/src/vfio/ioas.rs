@@ -56,7 +56,8 @@ impl Iommufd {
     /// # Safety
     ///
     /// `fd` is an open `/dev/iommu`. Nobody destroys the address spaces that are made here, nor
-    /// maps or unmaps in them, by their numbers.
+    /// maps or unmaps in them, nor copies from them (`IOMMU_IOAS_COPY`), by their numbers: an unmap
+    /// here would leave a copy to devices.
     pub unsafe fn adopt(fd: OwnedFd) -> Result<Self, Error> {
         let file = device_file(fd)?;
         let fd = iommufd::Iommufd::new(file);
@@ -174,7 +175,8 @@ impl Ioas {
     /// # Safety
     ///
     /// Until this is dropped, nobody destroys the address space, and nobody else unmaps what this
-    /// has mapped.
+    /// has mapped or copies it to another address space (`IOMMU_IOAS_COPY`): an unmap here would
+    /// leave the copy to devices.
     pub unsafe fn adopt(iommufd: &Iommufd, ioas_id: u32, part: IovaRange) -> Result<Self, Error> {
         Self::of(iommufd, IoasId::of_others(&iommufd.fd, ioas_id), Some(part))
     }

@@ -117,7 +117,10 @@ impl VfioContainer {
     /// # Safety
     ///
     /// `fd` is an open container of VFIO, or `/dev/iommu` with an address space for its requests.
-    /// Until this is dropped, nobody else unmaps what this has mapped.
+    /// Until this is dropped, nobody else unmaps what this has mapped, as taking the last group out
+    /// of a container does. Nor does anybody give `/dev/iommu` another address space for its
+    /// requests (`IOMMU_VFIO_IOAS`), destroy the one that it has, or copy from it
+    /// (`IOMMU_IOAS_COPY`) what this has mapped: an unmap would leave that to devices.
     pub unsafe fn adopt(fd: OwnedFd, part: IovaRange) -> Result<Self, Error> {
         let file = device_file(fd)?;
         let device =

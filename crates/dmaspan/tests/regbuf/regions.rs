@@ -1,5 +1,6 @@
 //! A client's memory as a server has it mapped. No memory is there: the tests look at addresses.
 
+use std::fmt::{self, Write as _};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -75,6 +76,26 @@ fn unmap(of: &Of, start: u64, len: u64) -> Result<u64, Refused> {
     let mut unmapping = of.unmap(at(start), len)?;
     assert!(unmapping.is_done());
     Ok(unmapping.bytes())
+}
+
+/// A writer that is behind memory of the client that it writes about.
+struct Behind<'r>(&'r Of, String);
+
+impl fmt::Write for Behind<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let _held = self.0.hold(at(10), 1, READ).map_err(|_| fmt::Error)?;
+        self.1.push_str(text);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_writer_that_holds_memory_of_the_client_can_be_told_of_its_regions() {
+    let regions = regions(&[(10, 100, 5, BOTH), (u64::MAX - 9, 300, 10, READ)]);
+    let mut writer = Behind(&regions, String::new());
+    write!(writer, "{regions:?}").unwrap();
+    let (first, last) = (region(10, 5), region(u64::MAX - 9, 10));
+    assert_eq!(writer.1, format!("{{{first:?}: {BOTH:?}, {last:?}: {READ:?}}}"));
 }
 
 #[test]

@@ -307,10 +307,12 @@ impl<F: Format, M: TableMemory<F::Word>, A> Clone for SoftIommu<F, M, A> {
 
 impl<F: Format, M: TableMemory<F::Word>, A> fmt::Debug for SoftIommu<F, M, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slots = self.walks.slots.lock();
-        f.debug_struct("SoftIommu")
-            .field("phase", &slots.phase)
-            .field("devices", &slots.iter().count())
-            .finish_non_exhaustive()
+        let mut fields = f.debug_struct("SoftIommu");
+        // An invalidation holds the lock while it waits, and may be what is written about.
+        let known = self.walks.slots.try_lock().map(|slots| (slots.phase, slots.iter().count()));
+        if let Some((phase, devices)) = known {
+            fields.field("phase", &phase).field("devices", &devices);
+        }
+        fields.finish_non_exhaustive()
     }
 }

@@ -188,6 +188,12 @@ impl<A: Address, L: RawMutex> Regions<A, L> {
         self.add(start, len, access, Backing::Remote(client))
     }
 
+    /// The first region that does not end below an address, and what it permits.
+    fn region_from(&self, at: A) -> Option<(Span<A>, Prot)> {
+        let table = self.table.lock();
+        table.get(first_at(&table, at)).map(|entry| (entry.range, entry.region.access))
+    }
+
     fn add(
         &self,
         start: A,
@@ -445,7 +451,13 @@ impl<A: Address, L: RawMutex + Send + Sync + 'static> Source for Regions<A, L> {
 
 impl<A: Address, L: RawMutex> fmt::Debug for Regions<A, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = self.table.lock();
-        f.debug_map().entries(table.iter().map(|entry| (entry.range, entry.region.access))).finish()
+        let mut map = f.debug_map();
+        let mut next = Some(A::new(0));
+        // Each is written without the lock: a writer may hold memory of a client, too.
+        while let Some((range, access)) = next.and_then(|next| self.region_from(next)) {
+            map.entry(&range, &access);
+            next = range.last().get().checked_add(1).map(A::new);
+        }
+        map.finish()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 
 use dmaspan::iommu::soft::SoftIommu;
@@ -94,6 +95,28 @@ fn a_domain_whose_device_never_ends_its_access_leaks_its_tables() {
     assert_eq!(done, Ok(()));
     assert_eq!(arena.tables(), tables);
     assert_eq!(reach(&mut device, 0x6000), Err(FaultReason::Blocked));
+}
+
+#[test]
+fn a_wait_can_say_what_it_waits_for() {
+    static SAYS: OnceLock<Box<dyn Fn() -> String + Send + Sync>> = OnceLock::new();
+    static SAID: Mutex<String> = Mutex::new(String::new());
+    let table_of = table::<12>();
+    let iommu = SoftIommu::over(&table_of).waiting_by(|tries| {
+        *SAID.lock().unwrap() = SAYS.get().map_or_else(String::new, |says| says());
+        tries < 2
+    });
+    let said = iommu.clone();
+    assert!(SAYS.set(Box::new(move || format!("{said:?}"))).is_ok());
+    let domain = Domain::new(table_of, iommu.clone()).unwrap();
+    map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
+    let mut device = iommu.device(1);
+    let done = device.access(range(0x5000, 1), FaultAccess::Read, |_| {
+        assert!(unmap(&domain, range(0x5000, 0x1000)).is_err());
+        Ok::<_, ()>(())
+    });
+    assert_eq!((done, SAID.lock().unwrap().as_str()), (Ok(()), "SoftIommu { .. }"));
+    assert_eq!(format!("{iommu:?}"), "SoftIommu { phase: Serves, devices: 1, .. }");
 }
 
 #[test]

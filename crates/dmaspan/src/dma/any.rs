@@ -547,7 +547,7 @@ unsafe impl BouncePool for AnyPool {
 
     fn span(&self, slot: &AnySlot) -> Span {
         let span = self.0.as_ref().and_then(|pool| pool.span(slot));
-        debug_assert!(span.is_some(), "a slot of this pool");
+        // One of another type of pool has no bytes here.
         span.unwrap_or(Span::covering(PhysAddr::new(0), 0))
     }
 

@@ -1,6 +1,8 @@
 //! Memory that a device and the program use at the same time, and blocks of it.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use dmaspan::dma::{
     Bounce, BouncePool, Coherent, CoherentFrames, CoherentMemory, CoherentRequest, Device,
@@ -307,6 +309,29 @@ fn memory_that_is_not_what_was_asked_for_is_refused_and_freed() {
         assert!(is_it, "{n}: {refused}");
         assert_eq!(memory.pinned_frames(), 0, "{n}");
     }
+}
+
+/// A source whose memory does not begin at a page for the program.
+struct Askew;
+
+impl CoherentMemory for Askew {
+    fn allocate(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent> {
+        let count = usize::try_from(request.len / 8).unwrap() + 1;
+        let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
+        let first = usize::from(words.as_ptr().addr().is_multiple_of(0x1000));
+        let start = NonNull::from(&words[first..]).cast();
+        // SAFETY: the words are the owner's alone, zeros, and as many; no device is told of them.
+        Ok(unsafe { CoherentFrames::new(start, span(RAM, request.len), words) })
+    }
+}
+
+#[test]
+fn memory_that_the_program_has_at_no_page_is_refused() {
+    let device = Device::new(direct(), NoPool, DeviceConfig::bits(32)).unwrap();
+    let device = device.with_coherent(Arc::new(Askew));
+    let refused = device.alloc(0x1000, 8).unwrap_err();
+    let other = NoCoherent { why: "other memory was given than was asked for" };
+    assert!(matches!(refused, Error::NoCoherent { source, .. } if source == other), "{refused}");
 }
 
 type SimSlots = Arc<Pool<SimPoolMemory, Host>>;

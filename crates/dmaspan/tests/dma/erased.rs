@@ -12,7 +12,7 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::PageTable;
 use dmaspan::iommu::Domain;
-use dmaspan::swiotlb::{Pool, PoolConfig};
+use dmaspan::swiotlb::{Original, Pool, PoolConfig, SlotRequest, To};
 use dmaspan::{Direction, DmaAddr, PhysAddr};
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::coherent::SimCoherent;
@@ -223,6 +223,31 @@ fn a_device_that_bounces_all_shares_memory_of_its_pool_without_type_parameters()
     assert_eq!(pool.stats().used, 0);
     let none = AnyPool::from(NoPool);
     assert!(none.reach().is_none());
+}
+
+#[test]
+fn slots_of_other_pools_and_bytes_outside_of_a_slot_are_copied_by_nobody() {
+    let memory = Arc::new(SimMemory::new(PhysAddr::new(RAM), BYTES, 12).unwrap());
+    let [one, other] = [RAM, RAM + 0x1_0000].map(|at| {
+        let (memory, spans) = (Arc::clone(&memory), vec![span(at, 0x1_0000)]);
+        let slots = SimPoolMemory::with_pointers(memory, spans, &Faults::none()).unwrap();
+        Arc::new(Pool::new(slots, PoolConfig::new(1), Host::default()).unwrap())
+    });
+    let sim = SimPool::new(Arc::clone(&memory), span(RAM + 0x4_0000, 16 << 12)).unwrap();
+    // SAFETY: nobody has the memory, and nothing is copied.
+    let original = || unsafe { Original::new(span(RAM + 0x8_0000, 0x100)) };
+    let request = SlotRequest::default();
+    let slot = BouncePool::take(&one, original(), &request).unwrap();
+    for (offset, len) in [(0, 0), (0, 0x101), (0x100, 1), (1, u64::MAX), (u64::MAX, 1)] {
+        BouncePool::copy(&one, &slot, offset, len, To::Original);
+    }
+    BouncePool::copy(&other, &slot, 0, 1, To::Original);
+    BouncePool::release(&one, slot);
+    let (any, third) = (AnyPool::from(Arc::clone(&one)), AnyPool::from(Arc::new(sim)));
+    let slot = any.take(original(), &request).unwrap();
+    assert_eq!((any.span(&slot).len(), third.span(&slot).len()), (0x100, 1));
+    any.release(slot);
+    assert_eq!((one.stats().used, memory.violations()), (0, vec![]));
 }
 
 /// Memory that counts how much of it there is, and is neither `Debug` nor `Sync`.

@@ -126,7 +126,10 @@ impl CoherentFrames {
             ends & (granule - 1) == 0 && piece.span.last() <= last
         };
         let is_whole = self.bytes.len == len && pieces.iter().all(fits);
-        if is_one && is_whole && first & (align - 1) == 0 {
+        // The pointer is aligned as the device's address is, up to a page.
+        let low_bits = usize::try_from(CoherentRequest::GRANULE - 1).unwrap_or(0);
+        let is_at_page = self.bytes.start.addr().get() & low_bits == 0;
+        if is_one && is_whole && is_at_page && first & (align - 1) == 0 {
             return Ok(());
         }
         Err(NoCoherent { why: "other memory was given than was asked for" })

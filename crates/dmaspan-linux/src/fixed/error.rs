@@ -138,7 +138,7 @@ pub enum RingAttachError {
     #[error(
         "the pool needs slots {first} to {} of the ring's table, which is shorter: register a \
          longer sparse table, or attach the pool before registering one",
-        u64::from(*first) + u64::from(*needed) - 1
+        (u64::from(*first) + u64::from(*needed)).saturating_sub(1)
     )]
     TableTooShort {
         /// The first slot.

@@ -92,7 +92,8 @@ impl PinnedBounce {
 //    nobody has references to it but to atomic words. It is pinned: its physical addresses lead to
 //    it all the while.
 // 2. The copies are of the direct map, which touches what a transfer or a slot says.
-// 3. The direct map checks each address, and panics where it is of no memory that is pinned there.
+// 3. The direct map checks each address, and panics where it is of no memory that is pinned there,
+//    as of an original that was unpinned against its promise.
 // 4. A pointer is to the slot's bytes as far as they are contiguous in the process, which is
 //    checked; they are aligned as the slot is, as whole pages are mapped.
 unsafe impl PoolMemory for PinnedBounce {
@@ -100,6 +101,11 @@ unsafe impl PoolMemory for PinnedBounce {
 
     fn spans(&self) -> &[Span] {
         &self.spans
+    }
+
+    #[inline]
+    fn can_copy(&self, original: Span) -> bool {
+        self.source.shared.map.has(original)
     }
 
     #[inline]

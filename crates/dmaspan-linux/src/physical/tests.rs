@@ -505,6 +505,35 @@ fn what_is_pinned_nowhere_is_not_copied() {
     assert!(catch_unwind(AssertUnwindSafe(copy)).is_err());
 }
 
+#[test]
+fn what_another_has_pinned_gets_no_slot() {
+    let memory = Machine::contiguous().memory();
+    let other = Machine::new(|n, len| Some(vec![((1 << 40) + (n as u64) * (64 << 20), len)]));
+    let pin = |memory: &PhysicalMemory| {
+        let user = Memory::new(MemoryKind::Base, crate::sys::page_size());
+        memory.pin(&Arc::new(user.unwrap())).unwrap()
+    };
+    let foreign = pin(&other.memory());
+    let span = foreign.spans().next().unwrap();
+    let slots = memory.bounce(M2, ANY).unwrap();
+    let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform).unwrap());
+    let all = Span::new(PhysAddr::new(0), 1 << 50).unwrap();
+    let direct = Arc::new(Direct::new(all, UserPlatform));
+    let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(64) };
+    let device = Device::new(direct, Arc::clone(&pool), config).unwrap();
+    let refused = device.map_single(foreign, Direction::ToDevice).unwrap_err();
+    assert!(matches!(refused.error, dmaspan::dma::Error::NoSlot { .. }), "{}", refused.error);
+    let mapped = device.map_single(pin(&memory), Direction::ToDevice).unwrap();
+    let _unmapped = device.unmap(mapped).unwrap();
+    // SAFETY: it is refused.
+    let original = || unsafe { Original::new(span) };
+    let no_copies = Err(dmaspan::swiotlb::Error::NoCopies { original: span });
+    let (request, mut slots) = (SlotRequest::default(), Vec::new());
+    assert_eq!(pool.take(original(), &request).map(drop), no_copies);
+    assert_eq!(pool.take_all([original()], &request, &mut slots), no_copies);
+    assert_eq!((slots.len(), pool.stats().used), (0, 0));
+}
+
 /// What the kernel itself says of memory, where it tells.
 fn real() -> Option<PhysicalMemory> {
     match PhysicalMemory::new() {

@@ -176,6 +176,19 @@ impl DirectMap {
         });
     }
 
+    /// Whether all of a span is of memory that is pinned here.
+    pub(crate) fn has(&self, span: Span) -> bool {
+        let parts = self.shard().read();
+        let mut done: u64 = 0;
+        while done < span.len() {
+            let Some((_, _, left)) = part(&parts, span.paddr().wrapping_add(done)) else {
+                return false;
+            };
+            done = done.saturating_add(left);
+        }
+        true
+    }
+
     /// Where the process has the byte at `at`, and how many bytes from there on are contiguous in
     /// both; `None` where no memory is pinned there.
     pub(crate) fn pointer(&self, at: PhysAddr) -> Option<(NonNull<u8>, u64)> {

@@ -64,6 +64,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             Error::NoMemory { bytes: lens.fold(0, u64::saturating_add) }
         })?;
         request.check()?;
+        let no_copies = |original: &&Span| !self.memory().can_copy(original.of_output());
+        if let Some(&original) = batch.iter().flatten().find(no_copies) {
+            return Err(Error::NoCopies { original });
+        }
         let (node, cpu) = (self.node(), self.platform.cpu());
         let mut taken: [Option<Taken>; BATCH] = [None; BATCH];
         if let Some(chunk) = self.base().get(node) {

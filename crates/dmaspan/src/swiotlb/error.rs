@@ -118,6 +118,12 @@ pub enum Error {
         /// The limit; 0 where it does not grow at all.
         limit: u64,
     },
+    /// The pool's memory has no copies of what a slot was asked for.
+    #[error("the pool cannot copy to and from {original}, which its memory does not find")]
+    NoCopies {
+        /// The memory that the slot was to stand in for, by the numbers of its addresses.
+        original: Span,
+    },
     /// Out of memory, for slots or for the records of them.
     #[error("there is no memory for {bytes:#x} bytes of slots")]
     NoMemory {
@@ -134,6 +140,7 @@ impl Error {
             Self::Full { .. } | Self::NoMemory { .. } | Self::GrowthLimit { .. } => Errno::ENOMEM,
             Self::Unreachable { .. } => Errno::ERANGE,
             Self::Host { .. } => Errno::EIO,
+            Self::NoCopies { .. } => Errno::EFAULT,
             Self::TooLong { .. }
             | Self::Unfit { .. }
             | Self::KeepBits { .. }

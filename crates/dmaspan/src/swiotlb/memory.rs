@@ -169,7 +169,8 @@ pub struct HostRefused;
 /// 3. Addresses of the kind that [`Address`](Self::Address) names mean to it what they mean to all
 ///    that promise originals or give slots in the program: [`PhysAddr`]s, where memory is;
 ///    [`HostAddr`](crate::HostAddr)s, what the program's pointers are. Or it checks each address
-///    that it is given, and panics where that is of no memory of its own.
+///    that it is given, and panics where that is of no memory of its own; of such originals it says
+///    [before](Self::can_copy) that there are no copies.
 /// 4. While a slot is held, any thread can read and write its bytes at the
 ///    [pointer](Self::pointer) to it and behind that. It is aligned as the slot is, up to 4096.
 #[expect(
@@ -233,6 +234,13 @@ pub unsafe trait PoolMemory: Send + Sync {
 
     /// Returns what the pool begins with: one span, or one for each NUMA node, in the nodes' order.
     fn spans(&self) -> &[Span<Self::Address>];
+
+    /// Returns whether all of an original can be copied to and from, which is asked before it gets
+    /// a slot. Always, by default: by a memory that finds whatever is promised.
+    #[inline(always)]
+    fn can_copy(&self, _original: Span<Self::Address>) -> bool {
+        true
+    }
 
     /// Copies as told. A device may write what is read, and read what is written, at the same time.
     ///

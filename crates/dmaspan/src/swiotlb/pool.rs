@@ -151,7 +151,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// is looked for is found, whatever others take and release. [`Error::TooLong`],
     /// [`Error::Unreachable`] and [`Error::Unfit`] where none would were the pool empty;
     /// [`Error::KeepBits`], [`Error::Granule`] and [`Error::Boundary`] for requests that mean
-    /// nothing.
+    /// nothing. [`Error::NoCopies`] for an original that the pool's memory does not
+    /// [find](PoolMemory::can_copy).
     ///
     /// # Context
     ///
@@ -166,6 +167,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         request: &SlotRequest,
     ) -> Result<SlotOf<P, M::Address>, Error> {
         let (span, cpu, node) = (original.span(), self.platform.cpu(), self.node());
+        if !self.memory.can_copy(span) {
+            return Err(Error::NoCopies { original: span.output() });
+        }
         let latest =
             self.base.get(node).and_then(|chunk| chunk.take_plain(span.output(), request, cpu));
         match latest {

@@ -84,6 +84,12 @@ fn read(
 /// Why there is nothing to plan, and what to do.
 fn nothing(pid: u32, choice: &ProcessChoice, memory: &ProcessMemory) -> String {
     let count = memory.ranges.len();
+    if count == 0 {
+        return format!(
+            "process {pid} has no memory: it has ended and waits for its parent, or it is a thread \
+             of the kernel"
+        );
+    }
     match choice {
         ProcessChoice::Large => format!(
             "process {pid} has no memory that looks like a guest's (hugetlb, a file in memory of \

@@ -291,6 +291,21 @@ fn a_process_is_planned_with_what_was_taken_and_what_was_left_out() {
 }
 
 #[test]
+fn a_process_that_has_ended_and_waits_for_its_parent_is_an_error_that_says_so() {
+    let mut other = Command::new("true").stdout(Stdio::null()).spawn().unwrap();
+    let pid = other.id().to_string();
+    let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    while !state().contains(") Z ") {
+        std::thread::yield_now();
+    }
+    let output = run(&["plan", "--pid", &pid]);
+    other.wait().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("has no memory: it has ended"), "{error}");
+}
+
+#[test]
 fn a_process_of_another_user_is_an_error_that_says_what_to_do() {
     let mut command = Command::new(DMASPAN);
     let output = command.args(["plan", "--pid", "1"]).uid(65534).gid(65534).output();

@@ -17,6 +17,7 @@ mod commands;
 mod init;
 mod kmsg;
 mod measure;
+mod served;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,7 @@ const USAGE: &str = "\
 usage: dmaspan-guest cases [--backend vfio|iommufd|compat] [--device BDF] [NAME...]
        dmaspan-guest list
        dmaspan-guest measure NAME
+       dmaspan-guest served STEP...
 
 Runs the cases whose names begin with a NAME, or all. As the first process of a
 guest it is started without arguments.";
@@ -45,6 +47,9 @@ fn main() -> ExitCode {
         },
         ["measure", name] => {
             measure::run(name).unwrap_or_else(|| refuse(&format!("nothing measures `{name}`")))
+        }
+        ["served", steps @ ..] => {
+            served::run(steps).unwrap_or_else(|| refuse("a disk is not served by such steps"))
         }
         // What a case starts to kill it.
         ["victim", rest @ ..] => match cases::Options::parse(rest).map(|wanted| wanted.be_killed())

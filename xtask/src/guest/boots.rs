@@ -52,6 +52,10 @@ pub(super) struct Boot {
     pub(super) commands: &'static [&'static str],
     /// Whether it has QEMU, for a VM of its own.
     pub(super) nested: bool,
+    /// Whether a vfio-user server has a disk for it, whose socket is `SOCKET` in the arguments.
+    pub(super) served: bool,
+    /// What a second guest runs, on the disk of a server that was started again.
+    pub(super) again: &'static [&'static str],
     /// The backends that all programs are run with behind them.
     pub(super) backends: &'static [&'static str],
 }
@@ -130,6 +134,8 @@ const PLAIN: Boot = Boot {
     seconds: 300,
     commands: &[],
     nested: false,
+    served: false,
+    again: &[],
     backends: &[],
 };
 
@@ -364,6 +370,39 @@ pub(super) const BOOTS: &[Boot] = &[
         commands: &[NVME, HUGEPAGES, "settle 20", "dmaspan-guest measure pins"],
         ..PLAIN
     },
+    Boot {
+        name: "vfio-user",
+        on: &[On::Newest],
+        qemu: SERVED,
+        memory: "1G",
+        cmdline: "intel_iommu=off",
+        seconds: 1200,
+        commands: &["dmaspan-guest served write random files reset killed"],
+        served: true,
+        again: &["dmaspan-guest served again"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-user-viommu",
+        on: &[On::Newest],
+        qemu: SERVED,
+        memory: "1G",
+        cmdline: "iommu.strict=1",
+        seconds: 1800,
+        commands: &["dmaspan-guest served part random files reset"],
+        served: true,
+        ..PLAIN
+    },
+];
+
+/// A disk of a server, which reaches the guest's memory by its file.
+const SERVED: &[&str] = &[
+    "-object",
+    "memory-backend-memfd,id=ram,size=1G,share=on",
+    "-machine",
+    "memory-backend=ram",
+    "-device",
+    r#"{"driver":"vfio-user-pci","addr":"9","socket":{"type":"unix","path":"SOCKET"}}"#,
 ];
 
 /// One with a BAR as long as that of the series.

@@ -26,6 +26,8 @@ pub(super) struct Report {
     pub(super) failed: Vec<String>,
     /// What was measured.
     pub(super) figures: Vec<Figure>,
+    /// What the disk of a server is to have.
+    pub(super) sums: Vec<Sum>,
     /// The marks so far, and between which two lies what some figures are about: of each the
     /// second's number, and by how much what lies between is divided.
     marks: usize,
@@ -53,6 +55,24 @@ impl Figure {
         let (number, rest) = text.split_once(' ')?;
         let (unit, name) = rest.split_once(' ')?;
         Some(Self { name: name.to_owned(), number: number.parse().ok()?, unit: unit.to_owned() })
+    }
+}
+
+/// What bytes of the disk of a guest's server are to hash to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Their SHA-256, in hexadecimal.
+    pub(super) hash: String,
+    pub(super) len: u64,
+    pub(super) offset: u64,
+}
+
+impl Sum {
+    /// Reads `HASH LENGTH OFFSET`.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let hash = words.next()?.to_owned();
+        Some(Self { hash, len: words.next()?.parse().ok()?, offset: words.next()?.parse().ok()? })
     }
 }
 
@@ -115,6 +135,10 @@ impl Report {
             "figure" => match Figure::parse(rest) {
                 Some(figure) => self.figures.push(figure),
                 None => self.errors.push(format!("`{rest}` is no figure")),
+            },
+            "sha256" => match Sum::parse(rest) {
+                Some(sum) => self.sums.push(sum),
+                None => self.errors.push(format!("`{rest}` is no sum")),
             },
             "mark" => self.marks += 1,
             "host-cpu" => {
@@ -251,6 +275,14 @@ mod tests {
         assert_eq!(shown.collect::<Vec<_>>(), [("a name", 2.5), ("another", 1.0)]);
         let problems = Report::parse("guest: figure 2.5\nguest: host-cpu x y\n").problems();
         assert!(problems[..2].iter().all(|problem| problem.ends_with(" is no figure")));
+    }
+
+    #[test]
+    fn a_sum_is_a_hash_a_length_and_an_offset() {
+        let report = Report::parse("guest: sha256 ab12 4096 512\nguest: sha256 ab12 many 512\n");
+        let sum = Sum { hash: "ab12".to_owned(), len: 4096, offset: 512 };
+        assert_eq!(report.sums, [sum]);
+        assert!(report.problems()[0].ends_with(" is no sum"));
     }
 
     #[test]

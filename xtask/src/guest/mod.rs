@@ -14,6 +14,7 @@ mod nested;
 mod options;
 mod packages;
 mod qemu;
+mod server;
 mod source;
 
 use std::fs;
@@ -30,6 +31,7 @@ use kernels::{Cpu, KERNELS, Ready};
 use log::Report;
 use options::{Action, LeftOver, OneCommand};
 use qemu::{Limits, Machine, Stopped, Time};
+use server::{Blocks, Server};
 
 use crate::debian::{cannot_write, lock};
 use crate::{Checked, Outcome, hw};
@@ -54,6 +56,10 @@ struct Guest<'r> {
     limit: Duration,
     /// Whether it has QEMU.
     nested: bool,
+    /// Whether a server has a disk for it.
+    served: bool,
+    /// What a second guest runs on that disk.
+    again: &'static [&'static str],
 }
 
 /// How a guest ended.
@@ -269,8 +275,43 @@ impl Work {
         self.folder.join("logs").join(format!("{}.log", guest.file_name()))
     }
 
-    /// Runs a guest to its end.
+    /// Runs a guest to its end, and where it has a server, that beside it; the second guest on the
+    /// server's disk, too.
     fn run(&self, guest: &Guest<'_>, programs: &Programs) -> Result<Ended, String> {
+        if !guest.served {
+            return self.run_beside(guest, programs, None).map(|(ended, _)| ended);
+        }
+        let program = server::build()?;
+        let place = self.folder.join("run").join(guest.file_name());
+        let server = Server::start(&program, &place, Blocks::New)?;
+        let (mut ended, disk) = self.run_beside(guest, programs, Some(server))?;
+        if !guest.again.is_empty() && ended.problems.is_empty() {
+            let again = Guest {
+                name: format!("{}-again", guest.name),
+                commands: guest.again.iter().map(|&line| line.to_owned()).collect(),
+                machine: guest.machine.clone(),
+                ..*guest
+            };
+            let server = Server::start(&program, &place, Blocks::Left)?;
+            let (second, _) = self.run_beside(&again, programs, Some(server))?;
+            let of_second = second.problems.into_iter().map(|why| format!("again: {why}"));
+            ended.problems.extend(of_second);
+            ended.report.passed += second.report.passed;
+            ended.seconds += second.seconds;
+        }
+        if let (LeftOver::Removed, Some(disk)) = (self.left_over, disk) {
+            fs::remove_file(&disk).map_err(|error| cannot_write(&disk, &error))?;
+        }
+        Ok(ended)
+    }
+
+    /// Runs a guest to its end; also the disk of its server.
+    fn run_beside(
+        &self,
+        guest: &Guest<'_>,
+        programs: &Programs,
+        server: Option<Server>,
+    ) -> Result<(Ended, Option<PathBuf>), String> {
         let fail = |error: io::Error| cannot_write(&self.folder, &error);
         let place = |kind| self.folder.join("run").join(format!("{}.{kind}", guest.file_name()));
         let (initrd, disk) = (place("cpio"), place("img"));
@@ -288,6 +329,14 @@ impl Work {
         let mut arguments: Vec<String> =
             arguments.iter().map(|word| word.replace("IMAGE", &image)).collect();
         arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
+        let served = server.as_ref().map(|server| server.disk.clone());
+        if let Some(server) = &server {
+            let socket = server.socket.display().to_string();
+            arguments.iter_mut().for_each(|word| *word = word.replace("SOCKET", &socket));
+            // What a former guest said is not for this server.
+            fs::write(&console, "").map_err(fail)?;
+        }
+        let watch = server.map(|server| server.watch(&console));
         let (ran, report) = attempts(guest, &mut |begin| {
             let limits = Limits { begin, end: guest.limit };
             let program = guest.kernel.kernel.cpu.program(&self.program);
@@ -305,11 +354,12 @@ impl Work {
         let seconds = *ran.as_ref().unwrap_or(&guest.limit);
         let mut problems: Vec<String> = ran.err().map(Stopped::why).into_iter().collect();
         problems.extend(report.problems());
+        problems.extend(watch.map(|watch| watch.end(&report.sums)).unwrap_or_default());
         let missing = guest.commands.len().saturating_sub(report.commands.len());
         if missing > 0 {
             problems.push(format!("{missing} of its commands did not begin"));
         }
-        Ok(Ended { report, problems, seconds: seconds.as_secs_f64() })
+        Ok((Ended { report, problems, seconds: seconds.as_secs_f64() }, served))
     }
 }
 
@@ -345,6 +395,8 @@ impl<'r> Guest<'r> {
             commands: boot.lines(),
             limit: Duration::from_secs(boot.seconds),
             nested: boot.nested,
+            served: boot.served,
+            again: boot.again,
         }
     }
 
@@ -380,6 +432,8 @@ impl<'r> Guest<'r> {
             commands,
             limit: Duration::from_secs(COMMAND_SECONDS),
             nested: one.nested,
+            served: false,
+            again: &[],
         }
     }
 

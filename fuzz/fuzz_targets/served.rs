@@ -20,9 +20,10 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::LazyLock;
 use std::thread;
+use std::time::Duration;
 
 use dmaspan_nvme_server::{Disk, Session};
-use dmaspan_vfio_user::ClientFiles;
+use dmaspan_vfio_user::ClientDma;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -159,7 +160,9 @@ fn step(steps: &mut Steps<'_>, socket: &UnixStream, tails: &mut [u32; 4]) {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let disk = Disk::new(memfd(0x1_0000)).expect("a disk");
-    let session = Session::new(disk, ClientFiles::Sealed, 2).expect("threads");
+    // No memory is waited for that a step has unmapped.
+    let dma = ClientDma::default().with_settle(Duration::ZERO);
+    let session = Session::new(disk, dma, 2).expect("threads");
     let (client, server) = UnixStream::pair().expect("sockets");
     let answers = thread::scope(|scope| {
         let serving = scope.spawn(move || {

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use dmaspan_nvme_server::{Disk, Session};
-use dmaspan_vfio_user::ClientFiles;
+use dmaspan_vfio_user::{ClientDma, ClientFiles};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Serves a file as an NVMe disk of a virtual machine, by vfio-user.
@@ -57,7 +57,7 @@ fn run(args: &Args) -> Result<(), String> {
     loop {
         let (client, _) = listener.accept().map_err(|error| format!("a client: {error}"))?;
         let disk = disk.try_clone().map_err(|error| format!("the disk: {error}"))?;
-        let session = Session::new(disk, files, args.threads.into());
+        let session = Session::new(disk, ClientDma::new(files), args.threads.into());
         let session = session.map_err(|error| format!("threads: {error}"))?;
         let (report, ended) = session.serve(&client);
         println!("{report}");

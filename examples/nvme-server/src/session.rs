@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dmaspan::Errno;
 use dmaspan_linux::client;
-use dmaspan_vfio_user::{ClientDma, ClientFiles};
+use dmaspan_vfio_user::ClientDma;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags};
 
@@ -99,13 +99,14 @@ fn refused(errno: Errno, why: impl Into<String>) -> Refused {
 type Answer = Result<Vec<u8>, Refused>;
 
 impl Session {
-    /// A session of a new client, whose guest gets `disk`, with up to `threads` commands at once.
+    /// A session of a new client, whose memory will be in `dma` and whose guest gets `disk`, with up
+    /// to `threads` commands at once.
     ///
     /// # Errors
     ///
     /// Of a thread that cannot be started.
-    pub fn new(disk: Disk, files: ClientFiles, threads: usize) -> std::io::Result<Self> {
-        let dma = Arc::new(ClientDma::new(files));
+    pub fn new(disk: Disk, dma: ClientDma, threads: usize) -> std::io::Result<Self> {
+        let dma = Arc::new(dma);
         let controller = Controller::new(Arc::clone(&dma), disk, threads)?;
         Ok(Self { controller, dma, config: Config::new(), report: Report::default() })
     }

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
 use dmaspan_nvme_server::{Disk, Report, Session, WireError};
-use dmaspan_vfio_user::ClientFiles;
+use dmaspan_vfio_user::ClientDma;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -43,7 +43,7 @@ impl Client {
     pub(crate) fn new(disk: &File, threads: usize) -> Self {
         let (socket, served) = UnixStream::pair().unwrap();
         let disk = Disk::new(disk.try_clone().unwrap()).unwrap();
-        let session = Session::new(disk, ClientFiles::Sealed, threads).unwrap();
+        let session = Session::new(disk, ClientDma::default(), threads).unwrap();
         Self { socket, serving: thread::spawn(move || session.serve(&served)), next: 1 }
     }
 

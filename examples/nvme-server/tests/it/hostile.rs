@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 
 use dmaspan_nvme_server::{Disk, Session, WireError};
-use dmaspan_vfio_user::ClientFiles;
+use dmaspan_vfio_user::ClientDma;
 use rustix::pipe::pipe;
 
 use crate::client::*;
@@ -206,7 +206,7 @@ fn the_client_of_the_crate_finds_the_device() {
     let path = std::env::temp_dir().join(format!("dmaspan-nvme-server-{}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
     let disk = Disk::new(disk).unwrap();
-    let session = Session::new(disk, ClientFiles::Sealed, 1).unwrap();
+    let session = Session::new(disk, ClientDma::default(), 1).unwrap();
     let serving = thread::spawn(move || session.serve(&listener.accept().unwrap().0));
     let mut client = vfio_user::Client::new(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

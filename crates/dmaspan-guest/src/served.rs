@@ -1,12 +1,10 @@
 //! A disk of a vfio-user server, under Linux's own driver of NVMe.
 //!
-//! Each step is said as a case is. Two lines more are for the program that started the guest:
+//! Each step is said as a case is. A line more is for the program that started the guest:
 //!
 //! | line | what it asks for |
 //! |---|---|
 //! | `guest: sha256 HASH LENGTH OFFSET` | that bytes of the server's file hash to this at the end |
-//! | `guest: server kill` | that the server is killed now |
-
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -32,7 +30,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = (64 << 20) / BLOCK;
 /// What is in the blocks, from one step to the next.
 const NOTES: &str = "/tmp/served";
-/// How long the kernel may take to give a controller up, or to bring it back.
+/// How long the kernel may take to bring a controller.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Does the steps of these names; `None` where one has no such name.
@@ -58,8 +56,6 @@ fn step(name: &str) -> Option<fn() -> Result> {
         "random" => random,
         "files" => files,
         "reset" => reset,
-        "killed" => killed,
-        "again" => again,
         _ => return None,
     })
 }
@@ -290,32 +286,4 @@ fn reset() -> Result {
     }
     fs::write("/sys/bus/pci/drivers/nvme/bind", name)?;
     check_notes()
-}
-
-/// Has the server killed amid reads: they end with an error, and the controller goes.
-fn killed() -> Result {
-    let (controller, _) = names()?;
-    let disk = direct(&partition(3)?)?;
-    println!("guest: server kill");
-    let begun = Instant::now();
-    let mut memory = vec![0; 2 * BLOCK];
-    let page = page(&mut memory)?;
-    while disk.read_exact_at(page, 0).is_ok() {
-        if begun.elapsed() > PATIENCE {
-            return Err("reads do not fail".into());
-        }
-    }
-    println!("a read failed after {:.1} s", begun.elapsed().as_secs_f64());
-    let place = Path::new("/sys/class/nvme").join(controller);
-    drop(disk);
-    while place.exists() && fs::read_to_string(place.join("state"))?.trim() != "dead" {
-        if begun.elapsed() > PATIENCE {
-            return Err("the driver does not give the controller up".into());
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
-    println!("the controller was given up after {:.1} s", begun.elapsed().as_secs_f64());
-    // Nothing of it is waited for.
-    shell("sync")?;
-    Ok(())
 }

@@ -99,8 +99,8 @@ fn refused(errno: Errno, why: impl Into<String>) -> Refused {
 type Answer = Result<Vec<u8>, Refused>;
 
 impl Session {
-    /// A session of a new client, whose memory will be in `dma` and whose guest gets `disk`, with up
-    /// to `threads` commands at once.
+    /// A session of a new client, whose memory will be in `dma` and whose guest gets `disk`, with
+    /// up to `threads` commands at once.
     ///
     /// # Errors
     ///

@@ -31,7 +31,7 @@ use kernels::{Cpu, KERNELS, Ready};
 use log::Report;
 use options::{Action, LeftOver, OneCommand};
 use qemu::{Limits, Machine, Stopped, Time};
-use server::{Blocks, Server};
+use server::Server;
 
 use crate::debian::{cannot_write, lock};
 use crate::{Checked, Outcome, hw};
@@ -58,8 +58,6 @@ struct Guest<'r> {
     nested: bool,
     /// Whether a server has a disk for it.
     served: bool,
-    /// What a second guest runs on that disk.
-    again: &'static [&'static str],
 }
 
 /// How a guest ended.
@@ -275,30 +273,15 @@ impl Work {
         self.folder.join("logs").join(format!("{}.log", guest.file_name()))
     }
 
-    /// Runs a guest to its end, and where it has a server, that beside it; the second guest on the
-    /// server's disk, too.
+    /// Runs a guest to its end, and where it has a server, that beside it.
     fn run(&self, guest: &Guest<'_>, programs: &Programs) -> Result<Ended, String> {
         if !guest.served {
             return self.run_beside(guest, programs, None).map(|(ended, _)| ended);
         }
         let program = server::build()?;
         let place = self.folder.join("run").join(guest.file_name());
-        let server = Server::start(&program, &place, Blocks::New)?;
-        let (mut ended, disk) = self.run_beside(guest, programs, Some(server))?;
-        if !guest.again.is_empty() && ended.problems.is_empty() {
-            let again = Guest {
-                name: format!("{}-again", guest.name),
-                commands: guest.again.iter().map(|&line| line.to_owned()).collect(),
-                machine: guest.machine.clone(),
-                ..*guest
-            };
-            let server = Server::start(&program, &place, Blocks::Left)?;
-            let (second, _) = self.run_beside(&again, programs, Some(server))?;
-            let of_second = second.problems.into_iter().map(|why| format!("again: {why}"));
-            ended.problems.extend(of_second);
-            ended.report.passed += second.report.passed;
-            ended.seconds += second.seconds;
-        }
+        let server = Server::start(&program, &place)?;
+        let (ended, disk) = self.run_beside(guest, programs, Some(server))?;
         if let (LeftOver::Removed, Some(disk)) = (self.left_over, disk) {
             fs::remove_file(&disk).map_err(|error| cannot_write(&disk, &error))?;
         }
@@ -333,10 +316,7 @@ impl Work {
         if let Some(server) = &server {
             let socket = server.socket.display().to_string();
             arguments.iter_mut().for_each(|word| *word = word.replace("SOCKET", &socket));
-            // What a former guest said is not for this server.
-            fs::write(&console, "").map_err(fail)?;
         }
-        let watch = server.map(|server| server.watch(&console));
         let (ran, report) = attempts(guest, &mut |begin| {
             let limits = Limits { begin, end: guest.limit };
             let program = guest.kernel.kernel.cpu.program(&self.program);
@@ -354,7 +334,7 @@ impl Work {
         let seconds = *ran.as_ref().unwrap_or(&guest.limit);
         let mut problems: Vec<String> = ran.err().map(Stopped::why).into_iter().collect();
         problems.extend(report.problems());
-        problems.extend(watch.map(|watch| watch.end(&report.sums)).unwrap_or_default());
+        problems.extend(server.map(|mut it| it.problems(&report.sums)).unwrap_or_default());
         let missing = guest.commands.len().saturating_sub(report.commands.len());
         if missing > 0 {
             problems.push(format!("{missing} of its commands did not begin"));
@@ -396,7 +376,6 @@ impl<'r> Guest<'r> {
             limit: Duration::from_secs(boot.seconds),
             nested: boot.nested,
             served: boot.served,
-            again: boot.again,
         }
     }
 
@@ -433,7 +412,6 @@ impl<'r> Guest<'r> {
             limit: Duration::from_secs(COMMAND_SECONDS),
             nested: one.nested,
             served: false,
-            again: &[],
         }
     }
 

@@ -4,9 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use super::log;
@@ -15,21 +13,10 @@ use crate::cargo;
 const PACKAGE: &str = "dmaspan-nvme-server";
 /// The disk: as many bytes as the guest's partitions need.
 const DISK_BYTES: u64 = 400 << 20;
-/// By this line a guest has its server killed.
-const KILL: &str = "guest: server kill";
 /// What the server prints of a client that has gone.
 const REPORT: &str = " requests, ";
 const POLL: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// The blocks of a server's disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blocks {
-    /// They are all 0.
-    New,
-    /// They are those of the server before.
-    Left,
-}
 
 /// A server that runs, and its disk.
 pub(super) struct Server {
@@ -37,14 +24,6 @@ pub(super) struct Server {
     pub(super) socket: PathBuf,
     pub(super) disk: PathBuf,
     said: PathBuf,
-    /// Whether the guest had it killed.
-    is_killed: bool,
-}
-
-/// What is done while a guest runs.
-pub(super) struct Watch {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Server>>,
 }
 
 /// Builds the server, with its assertions; its place.
@@ -59,17 +38,15 @@ pub(super) fn build() -> Result<PathBuf, String> {
 }
 
 impl Server {
-    /// Starts a server with a disk.
+    /// Starts a server with an empty disk.
     ///
     /// # Errors
     ///
     /// Why it does not serve, in one line.
-    pub(super) fn start(program: &Path, place: &Path, of: Blocks) -> Result<Self, String> {
+    pub(super) fn start(program: &Path, place: &Path) -> Result<Self, String> {
         let fail = |error: std::io::Error| format!("{} is not served: {error}", place.display());
         let (disk, said) = (place.with_extension("disk"), place.with_extension("server"));
-        if of == Blocks::New {
-            File::create(&disk).and_then(|file| file.set_len(DISK_BYTES)).map_err(fail)?;
-        }
+        File::create(&disk).and_then(|file| file.set_len(DISK_BYTES)).map_err(fail)?;
         // Names of sockets are short, and folders may be deep.
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         let socket = std::env::temp_dir().join(format!("{}-{name}.sock", std::process::id()));
@@ -88,36 +65,15 @@ impl Server {
             thread::sleep(POLL);
             waited += POLL;
         }
-        Ok(Self { child, socket, disk, said, is_killed: false })
-    }
-
-    /// Kills it when the guest asks for that on its console.
-    pub(super) fn watch(mut self, console: &Path) -> Watch {
-        let (is_over, console) = (Arc::new(AtomicBool::new(false)), console.to_path_buf());
-        let over = Arc::clone(&is_over);
-        let thread = thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
-                let text = fs::read(&console).unwrap_or_default();
-                let text = String::from_utf8_lossy(&text);
-                if !self.is_killed && text.lines().any(|line| log::clean(line) == KILL) {
-                    self.is_killed = true;
-                    // It may have ended by itself.
-                    let _ = self.child.kill();
-                    let _ = self.child.wait();
-                }
-                thread::sleep(POLL);
-            }
-            self
-        });
-        Watch { is_over, thread: Some(thread) }
+        Ok(Self { child, socket, disk, said })
     }
 
     /// What is wrong with what the server did and what its disk has, a line each.
-    fn problems(&mut self, sums: &[log::Sum]) -> Vec<String> {
+    pub(super) fn problems(&mut self, sums: &[log::Sum]) -> Vec<String> {
         let mut problems = Vec::new();
         let mut waited = Duration::ZERO;
         let said = || fs::read_to_string(&self.said).unwrap_or_default();
-        while !self.is_killed && !said().contains(REPORT) && waited < PATIENCE {
+        while !said().contains(REPORT) && waited < PATIENCE {
             thread::sleep(POLL);
             waited += POLL;
         }
@@ -128,13 +84,11 @@ impl Server {
                 problems.push(format!("the server refused a request: {line}"));
             }
         }
-        if !self.is_killed {
-            match self.child.try_wait() {
-                Ok(None) if said.contains(REPORT) => {}
-                Ok(None) => problems.push("the server has not noticed that QEMU ended".to_owned()),
-                Ok(Some(status)) => problems.push(format!("the server ended with {status}")),
-                Err(error) => problems.push(format!("the server cannot be looked at: {error}")),
-            }
+        match self.child.try_wait() {
+            Ok(None) if said.contains(REPORT) => {}
+            Ok(None) => problems.push("the server has not noticed that QEMU ended".to_owned()),
+            Ok(Some(status)) => problems.push(format!("the server ended with {status}")),
+            Err(error) => problems.push(format!("the server cannot be looked at: {error}")),
         }
         if said.contains("panicked") {
             problems.push(format!("the server panicked: {}", self.said.display()));
@@ -166,25 +120,6 @@ impl Server {
         let hash = crate::sha256(&part);
         let _ = fs::remove_file(part);
         hash
-    }
-}
-
-impl Watch {
-    /// Ends with the guest; what is wrong, a line each.
-    pub(super) fn end(mut self, sums: &[log::Sum]) -> Vec<String> {
-        self.is_over.store(true, Ordering::Relaxed);
-        let Some(Ok(mut server)) = self.thread.take().map(JoinHandle::join) else {
-            return vec!["what watches the server panicked".to_owned()];
-        };
-        server.problems(sums)
-    }
-}
-
-impl Drop for Watch {
-    /// The server ends with its thread, also where nobody asked what is wrong.
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

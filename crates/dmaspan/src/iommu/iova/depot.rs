@@ -1,4 +1,4 @@
-//! All CPUs share the depot, under one lock: it has the tree, and half magazines that are full.
+//! All CPUs share the depot, under one lock: it has the tree, and what full magazines gave away.
 
 use alloc::vec::Vec;
 
@@ -21,7 +21,7 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// With room for half a magazine a CPU, of each size.
+    /// With room for a whole magazine a CPU, of each size.
     pub(super) fn new(
         tree: Tree,
         granule_lg2: u32,
@@ -29,7 +29,7 @@ impl Depot {
         halves: &Halves,
     ) -> Result<Self, NoMemory> {
         let full = ByClass::try_new(|zone, class| {
-            with_room(cpus.saturating_mul(halves.entries(zone, class)))
+            with_room(cpus.saturating_mul(2 * halves.entries(zone, class)))
         })?;
         Ok(Self { tree, full, granule_lg2 })
     }
@@ -50,8 +50,8 @@ impl Depot {
         loaded
     }
 
-    /// Takes the older half of a magazine that is full; back to the tree, where there are more of
-    /// those than CPUs.
+    /// Takes the older half of a magazine that is full; back to the tree, where there is no room for
+    /// it.
     pub(super) fn unload(&mut self, magazine: &mut Magazine, zone: Zone, class: u32) {
         let older = magazine.spill();
         let full = self.full.get_mut(zone, class);

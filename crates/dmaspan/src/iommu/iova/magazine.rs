@@ -22,9 +22,10 @@ const HALF: usize = 64;
 #[cfg(loom)]
 const HALF: usize = 1;
 
-/// The most granules in half a magazine, where one range is not longer: a large range that lies
-/// idle is missed sooner than a small one.
-const HALF_GRANULES: u64 = 512;
+/// The most granules in half a magazine, where one range is not longer, so that ranges of up to 128
+/// granules are as many as smaller ones: a flush queue gives back 256 at once, which magazine and
+/// depot take. A large range that lies idle is missed sooner than a small one.
+const HALF_GRANULES: u64 = 8192;
 
 /// The share of its part of the space that a CPU's half of a magazine may hold at most.
 const SHARE: u64 = 64;

@@ -300,7 +300,7 @@ fn a_size_that_is_cached_comes_back_from_the_cache() {
 
 #[test]
 fn caches_hold_a_bounded_number_and_few_large_ones() {
-    for (count, most) in [(1, 3 * 64), (64, 3 * 8), (1024, 3)] {
+    for (count, most) in [(1, 4 * 64), (64, 4 * 64), (1024, 4 * 8)] {
         let space = space(range(0, 1 << 40), 1);
         let all: Vec<_> = (0..1000).map(|_| space.alloc(pages(count, u64::MAX)).unwrap()).collect();
         all.into_iter().for_each(|iovas| space.free(iovas).unwrap());

@@ -50,8 +50,7 @@ impl Depot {
         loaded
     }
 
-    /// Takes the older half of a magazine that is full; back to the tree, where there is no room for
-    /// it.
+    /// Takes the older half of a magazine that is full; back to the tree, where it has no room.
     pub(super) fn unload(&mut self, magazine: &mut Magazine, zone: Zone, class: u32) {
         let older = magazine.spill();
         let full = self.full.get_mut(zone, class);

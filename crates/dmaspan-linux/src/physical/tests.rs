@@ -534,6 +534,17 @@ fn what_another_has_pinned_gets_no_slot() {
     assert_eq!((slots.len(), pool.stats().used), (0, 0));
 }
 
+#[test]
+fn a_lease_stands_in_for_nothing_and_needs_no_copies() {
+    let slots = Machine::contiguous().memory().bounce(M2, ANY).unwrap();
+    let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform).unwrap());
+    let lease = pool.lease(16, &SlotRequest::default()).unwrap();
+    lease.write(0, &[7; 16]).unwrap();
+    let mut bytes = [0; 16];
+    lease.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 16]);
+}
+
 /// What the kernel itself says of memory, where it tells.
 fn real() -> Option<PhysicalMemory> {
     match PhysicalMemory::new() {

@@ -6,7 +6,7 @@ use core::{fmt, mem};
 
 use super::error::Error;
 use super::marks::Mark;
-use super::memory::{InSlot, Original, PoolMemory};
+use super::memory::{InSlot, PoolMemory};
 use super::pool::{Pool, SlotOf};
 use super::request::SlotRequest;
 use crate::addr::Address;
@@ -39,7 +39,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     pub fn lease(self: &Arc<Self>, len: u64, request: &SlotRequest) -> Result<Lease<M, P>, Error> {
         let none = Error::Outside { offset: 0, len, mapped: 0 };
         let original = Span::new(M::Address::new(0), len).map_err(|_| none)?;
-        let slot = self.take(Original::promised(original), request)?;
+        // Nothing is copied to or from it.
+        let slot = self.take_for(original, request)?;
         let span = slot.span();
         if !slot.is_base() && !self.add_lease(span.output()) {
             // It is of this pool.

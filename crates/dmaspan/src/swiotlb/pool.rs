@@ -166,10 +166,21 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         original: Original<M::Address>,
         request: &SlotRequest,
     ) -> Result<SlotOf<P, M::Address>, Error> {
-        let (span, cpu, node) = (original.span(), self.platform.cpu(), self.node());
+        let span = original.span();
         if !self.memory.can_copy(span) {
             return Err(Error::NoCopies { original: span.output() });
         }
+        self.take_for(span, request)
+    }
+
+    /// A slot for an original that can be copied, or that never is.
+    #[inline(always)]
+    pub(super) fn take_for(
+        &self,
+        span: Span<M::Address>,
+        request: &SlotRequest,
+    ) -> Result<SlotOf<P, M::Address>, Error> {
+        let (cpu, node) = (self.platform.cpu(), self.node());
         let latest =
             self.base.get(node).and_then(|chunk| chunk.take_plain(span.output(), request, cpu));
         match latest {

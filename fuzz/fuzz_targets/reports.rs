@@ -59,7 +59,8 @@ fn check(format: &str, report: Result<String, String>) {
             serde_json::from_str::<serde_json::Value>(&report).expect("JSON");
         }
         Ok(report) => assert!(!report.is_empty()),
-        Err(why) => assert!(!why.trim().is_empty() && !why.contains('\n'), "{why:?}"),
+        // What it quotes may have breaks of lines, which the program prints as escapes.
+        Err(why) => assert!(!why.trim().is_empty(), "{why:?}"),
     }
 }
 

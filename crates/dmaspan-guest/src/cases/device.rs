@@ -323,11 +323,18 @@ fn peers(context: &Context) -> Result {
     let bar = peer.bar(2)?;
     check!(leaf_aligned(&bar)?);
     let len = bar.len();
-    // A BAR that is smaller than a page is mapped for the process and for nobody else.
-    let small = peer.bar(0)?;
-    check!((small.len(), small.read32(256), small.read32(8) != u32::MAX), (256, u32::MAX, true));
-    let result = map_bar(&space, &small, 0..256, REGISTERS);
-    check!(matches!(result, Err(Error::Misaligned { .. })));
+    // A BAR that is smaller than a page is mapped for the process and for nobody else, if at all:
+    // with pages of 16K it may share one.
+    match peer.bar(0) {
+        Ok(small) => {
+            let read = [256, 8].map(|at| small.read32(at) == u32::MAX);
+            check!((small.len(), read), (256, [true, false]));
+            let result = map_bar(&space, &small, 0..256, REGISTERS);
+            check!(matches!(result, Err(Error::Misaligned { .. })));
+        }
+        Err(DeviceError::NotMappable { .. }) => check!(page() > 4096),
+        Err(error) => return Err(error.into()),
+    }
     let bdf = peer.bdf();
     check!(peer.reset(), Err(DeviceError::NoReset { bdf }));
     if !maps_registers(&space, &bar, REGISTERS)? {

@@ -3,12 +3,13 @@
 
 use crate::io_pgtable::manual::{EntryField, Manual, ManualEntry, ManualLevel};
 
-const fn bit(name: &'static str, bit: u32) -> EntryField {
-    EntryField::bit(name, bit)
-}
-
-const fn bits(name: &'static str, high: u32, low: u32) -> EntryField {
-    EntryField::bits(name, high, low)
+/// The fields of an entry as manuals number their bits: `"name" bit` or `"name" high:low`.
+macro_rules! fields {
+    (@one $name:literal $bit:literal) => { EntryField::bit($name, $bit) };
+    (@one $name:literal $high:literal $low:literal) => { EntryField::bits($name, $high, $low) };
+    [$($name:literal $high:literal $(: $low:literal)?),* $(,)?] => {
+        &[$(fields!(@one $name $high $($low)?)),*]
+    };
 }
 
 const fn level(
@@ -33,39 +34,12 @@ const fn uniform(
 
 /// SDM, volume 3A, 4.5.4, tables 4-14 to 4-20.
 pub(super) const X86_64: Manual = {
-    const LINK: &[EntryField] = &[
-        bit("P", 0),
-        bit("R/W", 1),
-        bit("U/S", 2),
-        bit("PWT", 3),
-        bit("PCD", 4),
-        bit("A", 5),
-        bit("XD", 63),
+    const LINK: &[EntryField] = fields!["P" 0, "R/W" 1, "U/S" 2, "PWT" 3, "PCD" 4, "A" 5, "XD" 63];
+    const PAGE: &[EntryField] = fields![
+        "P" 0, "R/W" 1, "U/S" 2, "PWT" 3, "PCD" 4, "A" 5, "D" 6, "PAT" 7, "G" 8, "XD" 63,
     ];
-    const PAGE: &[EntryField] = &[
-        bit("P", 0),
-        bit("R/W", 1),
-        bit("U/S", 2),
-        bit("PWT", 3),
-        bit("PCD", 4),
-        bit("A", 5),
-        bit("D", 6),
-        bit("PAT", 7),
-        bit("G", 8),
-        bit("XD", 63),
-    ];
-    const LARGE: &[EntryField] = &[
-        bit("P", 0),
-        bit("R/W", 1),
-        bit("U/S", 2),
-        bit("PWT", 3),
-        bit("PCD", 4),
-        bit("A", 5),
-        bit("D", 6),
-        bit("PS", 7),
-        bit("G", 8),
-        bit("PAT", 12),
-        bit("XD", 63),
+    const LARGE: &[EntryField] = fields![
+        "P" 0, "R/W" 1, "U/S" 2, "PWT" 3, "PCD" 4, "A" 5, "D" 6, "PS" 7, "G" 8, "PAT" 12, "XD" 63,
     ];
     const LEVELS: &[ManualLevel] = &[
         uniform("page table", "PTE", LINK, PAGE),
@@ -79,27 +53,12 @@ pub(super) const X86_64: Manual = {
 
 /// VT-d, 9.8.
 pub(super) const VTD_SS: Manual = {
-    const LINK: &[EntryField] = &[bit("R", 0), bit("W", 1), bit("X", 2), bit("A", 8)];
-    const PAGE: &[EntryField] = &[
-        bit("R", 0),
-        bit("W", 1),
-        bit("X", 2),
-        bits("EMT", 5, 3),
-        bit("IPAT", 6),
-        bit("A", 8),
-        bit("D", 9),
-        bit("SNP", 11),
+    const LINK: &[EntryField] = fields!["R" 0, "W" 1, "X" 2, "A" 8];
+    const PAGE: &[EntryField] = fields![
+        "R" 0, "W" 1, "X" 2, "EMT" 5:3, "IPAT" 6, "A" 8, "D" 9, "SNP" 11,
     ];
-    const LARGE: &[EntryField] = &[
-        bit("R", 0),
-        bit("W", 1),
-        bit("X", 2),
-        bits("EMT", 5, 3),
-        bit("IPAT", 6),
-        bit("PS", 7),
-        bit("A", 8),
-        bit("D", 9),
-        bit("SNP", 11),
+    const LARGE: &[EntryField] = fields![
+        "R" 0, "W" 1, "X" 2, "EMT" 5:3, "IPAT" 6, "PS" 7, "A" 8, "D" 9, "SNP" 11,
     ];
     const LEVELS: &[ManualLevel] = &[
         uniform("second-stage page table", "SS-PTE", LINK, PAGE),
@@ -113,22 +72,11 @@ pub(super) const VTD_SS: Manual = {
 
 /// AMD IOMMU, 2.2.3, the tables of PDE and PTE. The manual counts levels from 1.
 pub(super) const AMD_V1: Manual = {
-    const LINK: ManualEntry = ManualEntry::new(
-        "PDE",
-        &[bit("PR", 0), bit("A", 5), bits("NextLevel", 11, 9), bit("IR", 61), bit("IW", 62)],
-    );
+    const LINK: ManualEntry =
+        ManualEntry::new("PDE", fields!["PR" 0, "A" 5, "NextLevel" 11:9, "IR" 61, "IW" 62]);
     const LEAF: ManualEntry = ManualEntry::new(
         "PTE",
-        &[
-            bit("PR", 0),
-            bit("A", 5),
-            bit("D", 6),
-            bits("NextLevel", 11, 9),
-            bit("U", 59),
-            bit("FC", 60),
-            bit("IR", 61),
-            bit("IW", 62),
-        ],
+        fields!["PR" 0, "A" 5, "D" 6, "NextLevel" 11:9, "U" 59, "FC" 60, "IR" 61, "IW" 62],
     );
     const LEVELS: &[ManualLevel] = &[
         level("level 1 table", LINK, LEAF, LEAF),
@@ -143,18 +91,8 @@ pub(super) const AMD_V1: Manual = {
 
 /// Privileged Architecture, "Sv39" and its siblings, "Svnapot" and "Svpbmt".
 const RISCV_LEVELS: &[ManualLevel] = {
-    const FIELDS: &[EntryField] = &[
-        bit("V", 0),
-        bit("R", 1),
-        bit("W", 2),
-        bit("X", 3),
-        bit("U", 4),
-        bit("G", 5),
-        bit("A", 6),
-        bit("D", 7),
-        bits("RSW", 9, 8),
-        bits("PBMT", 62, 61),
-        bit("N", 63),
+    const FIELDS: &[EntryField] = fields![
+        "V" 0, "R" 1, "W" 2, "X" 3, "U" 4, "G" 5, "A" 6, "D" 7, "RSW" 9:8, "PBMT" 62:61, "N" 63,
     ];
     const LINK: ManualEntry = ManualEntry::new("pointer PTE", FIELDS);
     const LEAF: ManualEntry = ManualEntry::new("leaf PTE", FIELDS);
@@ -185,54 +123,33 @@ const fn long_levels(link: ManualEntry, leaf: &'static [EntryField]) -> [ManualL
 }
 
 const ARM_S1_LEVELS: &[ManualLevel] = {
-    const LEAF: &[EntryField] = &[
-        bits("AttrIndx", 4, 2),
-        bit("NS", 5),
-        bits("AP[2:1]", 7, 6),
-        bits("SH", 9, 8),
-        bit("AF", 10),
-        bit("nG", 11),
-        bit("DBM", 51),
-        bit("Contiguous", 52),
-        bit("PXN", 53),
-        bit("UXN", 54),
+    const LEAF: &[EntryField] = fields![
+        "AttrIndx" 4:2, "NS" 5, "AP[2:1]" 7:6, "SH" 9:8, "AF" 10, "nG" 11, "DBM" 51,
+        "Contiguous" 52, "PXN" 53, "UXN" 54,
     ];
     const LINK: ManualEntry = ManualEntry::new(
         "table descriptor",
-        &[bit("PXNTable", 59), bit("UXNTable", 60), bits("APTable", 62, 61), bit("NSTable", 63)],
+        fields!["PXNTable" 59, "UXNTable" 60, "APTable" 62:61, "NSTable" 63],
     );
     &long_levels(LINK, LEAF)
 };
 
 const ARM_S2_LEVELS: &[ManualLevel] = {
-    const LEAF: &[EntryField] = &[
-        bits("MemAttr", 5, 2),
-        bits("S2AP", 7, 6),
-        bits("SH", 9, 8),
-        bit("AF", 10),
-        bit("DBM", 51),
-        bit("Contiguous", 52),
-        bits("XN", 54, 53),
+    const LEAF: &[EntryField] = fields![
+        "MemAttr" 5:2, "S2AP" 7:6, "SH" 9:8, "AF" 10, "DBM" 51, "Contiguous" 52, "XN" 54:53,
     ];
     &long_levels(ManualEntry::new("table descriptor", &[]), LEAF)
 };
 
 /// DDI 0487, G5.5: stage 1 in AArch32.
 pub(super) const ARM_32_S1: Manual = {
-    const LEAF: &[EntryField] = &[
-        bits("AttrIndx", 4, 2),
-        bit("NS", 5),
-        bits("AP[2:1]", 7, 6),
-        bits("SH", 9, 8),
-        bit("AF", 10),
-        bit("nG", 11),
-        bit("Contiguous", 52),
-        bit("PXN", 53),
-        bit("XN", 54),
+    const LEAF: &[EntryField] = fields![
+        "AttrIndx" 4:2, "NS" 5, "AP[2:1]" 7:6, "SH" 9:8, "AF" 10, "nG" 11, "Contiguous" 52,
+        "PXN" 53, "XN" 54,
     ];
     const LINK: ManualEntry = ManualEntry::new(
         "table descriptor",
-        &[bit("PXNTable", 59), bit("XNTable", 60), bits("APTable", 62, 61), bit("NSTable", 63)],
+        fields!["PXNTable" 59, "XNTable" 60, "APTable" 62:61, "NSTable" 63],
     );
     const LEVELS: &[ManualLevel] = &long_levels(LINK, LEAF);
     Manual { title: "VMSAv8-32 long descriptors, stage 1", levels: LEVELS }
@@ -240,13 +157,8 @@ pub(super) const ARM_32_S1: Manual = {
 
 /// The same, stage 2.
 pub(super) const ARM_32_S2: Manual = {
-    const LEAF: &[EntryField] = &[
-        bits("MemAttr", 5, 2),
-        bits("S2AP", 7, 6),
-        bits("SH", 9, 8),
-        bit("AF", 10),
-        bit("Contiguous", 52),
-        bits("XN", 54, 53),
+    const LEAF: &[EntryField] = fields![
+        "MemAttr" 5:2, "S2AP" 7:6, "SH" 9:8, "AF" 10, "Contiguous" 52, "XN" 54:53,
     ];
     const LEVELS: &[ManualLevel] = &long_levels(ManualEntry::new("table descriptor", &[]), LEAF);
     Manual { title: "VMSAv8-32 long descriptors, stage 2", levels: LEVELS }
@@ -272,58 +184,22 @@ pub(super) const fn arm_s2(granule_lg2: u32) -> Manual {
 
 /// DDI 0406C, B3.5.1, figures B3-4 and B3-5.
 pub(super) const ARM_V7S: Manual = {
-    const LINK: ManualEntry = ManualEntry::new(
-        "page table descriptor",
-        &[bit("PXN", 2), bit("NS", 3), bits("Domain", 8, 5)],
-    );
+    const LINK: ManualEntry =
+        ManualEntry::new("page table descriptor", fields!["PXN" 2, "NS" 3, "Domain" 8:5]);
     const SMALL: ManualEntry = ManualEntry::new(
         "small page descriptor",
-        &[
-            bit("XN", 0),
-            bit("B", 2),
-            bit("C", 3),
-            bits("AP[1:0]", 5, 4),
-            bits("TEX", 8, 6),
-            bit("AP[2]", 9),
-            bit("S", 10),
-            bit("nG", 11),
-        ],
+        fields!["XN" 0, "B" 2, "C" 3, "AP[1:0]" 5:4, "TEX" 8:6, "AP[2]" 9, "S" 10, "nG" 11],
     );
     const LARGE: ManualEntry = ManualEntry::new(
         "large page descriptor",
-        &[
-            bit("B", 2),
-            bit("C", 3),
-            bits("AP[1:0]", 5, 4),
-            bit("AP[2]", 9),
-            bit("S", 10),
-            bit("nG", 11),
-            bits("TEX", 14, 12),
-            bit("XN", 15),
-        ],
+        fields!["B" 2, "C" 3, "AP[1:0]" 5:4, "AP[2]" 9, "S" 10, "nG" 11, "TEX" 14:12, "XN" 15],
     );
-    const SECTION: &[EntryField] = &[
-        bit("B", 2),
-        bit("C", 3),
-        bit("XN", 4),
-        bits("Domain", 8, 5),
-        bits("AP[1:0]", 11, 10),
-        bits("TEX", 14, 12),
-        bit("AP[2]", 15),
-        bit("S", 16),
-        bit("nG", 17),
-        bit("NS", 19),
+    const SECTION: &[EntryField] = fields![
+        "B" 2, "C" 3, "XN" 4, "Domain" 8:5, "AP[1:0]" 11:10, "TEX" 14:12, "AP[2]" 15, "S" 16,
+        "nG" 17, "NS" 19,
     ];
-    const SUPERSECTION: &[EntryField] = &[
-        bit("B", 2),
-        bit("C", 3),
-        bit("XN", 4),
-        bits("AP[1:0]", 11, 10),
-        bits("TEX", 14, 12),
-        bit("AP[2]", 15),
-        bit("S", 16),
-        bit("nG", 17),
-        bit("NS", 19),
+    const SUPERSECTION: &[EntryField] = fields![
+        "B" 2, "C" 3, "XN" 4, "AP[1:0]" 11:10, "TEX" 14:12, "AP[2]" 15, "S" 16, "nG" 17, "NS" 19,
     ];
     const LEVELS: &[ManualLevel] = &[
         level("second-level table", LINK, SMALL, LARGE),
@@ -339,28 +215,13 @@ pub(super) const ARM_V7S: Manual = {
 
 /// Linux's io-pgtable-arm-v7s.c: address bits in the place of permissions.
 pub(super) const MEDIATEK: Manual = {
-    const LINK: ManualEntry = ManualEntry::new(
-        "page table descriptor",
-        &[bit("PA[33]", 4), bit("PA[34]", 5), bit("PA[32]", 9)],
-    );
-    const PAGE: &[EntryField] = &[
-        bit("B", 2),
-        bit("C", 3),
-        bit("PA[33]", 4),
-        bit("PA[34]", 5),
-        bit("PA[32]", 9),
-        bit("S", 10),
-        bit("nG", 11),
+    const LINK: ManualEntry =
+        ManualEntry::new("page table descriptor", fields!["PA[33]" 4, "PA[34]" 5, "PA[32]" 9]);
+    const PAGE: &[EntryField] = fields![
+        "B" 2, "C" 3, "PA[33]" 4, "PA[34]" 5, "PA[32]" 9, "S" 10, "nG" 11,
     ];
-    const SECTION: &[EntryField] = &[
-        bit("B", 2),
-        bit("C", 3),
-        bit("PA[33]", 4),
-        bit("PA[34]", 5),
-        bit("PA[32]", 9),
-        bits("TEX", 14, 12),
-        bit("S", 16),
-        bit("nG", 17),
+    const SECTION: &[EntryField] = fields![
+        "B" 2, "C" 3, "PA[33]" 4, "PA[34]" 5, "PA[32]" 9, "TEX" 14:12, "S" 16, "nG" 17,
     ];
     const LEVELS: &[ManualLevel] = &[
         level(

@@ -219,15 +219,21 @@ where
         let mapper = Mapper::new(&table, table.geometry().aperture);
         let bytes = page_size * pages;
         let spans = self.spans(page_size, pages, SCATTER);
-        // The loops have copies of what they use: a reference would be followed for each range.
-        let (first, memory, mapper, spans) = (self.iova, self.paddr, &mapper, spans.as_slice());
-        let map = move |n| {
-            let (iova, paddr) = (first + n * bytes, memory + n * bytes);
-            mapper.map(how, iova, paddr, page_size, pages, spans);
-        };
-        let unmap = move |n| mapper.unmap(how, first + n * bytes, page_size, pages);
+        let (first, memory) = (self.iova, self.paddr);
         measure(name, MAP_UNMAP, (2, ROUNDS), ranges, || {
-            one_then_the_other(|| (0..ranges).for_each(map), || (0..ranges).for_each(unmap))
+            one_then_the_other(
+                || {
+                    for n in 0..ranges {
+                        let (iova, paddr) = (first + n * bytes, memory + n * bytes);
+                        mapper.map(how, iova, paddr, page_size, pages, &spans);
+                    }
+                },
+                || {
+                    for n in 0..ranges {
+                        mapper.unmap(how, first + n * bytes, page_size, pages);
+                    }
+                },
+            )
         });
     }
 
@@ -275,11 +281,9 @@ where
             let region = nth as u64 * TOUCHED * SZ_4K;
             let iovas = IovaRange::from_len(Iova::new(self.iova + region), TOUCHED * SZ_4K);
             let mapper = Mapper::new(&table, iovas.expect("a valid range"));
-            let (first, memory, mapper) = (self.iova, self.paddr, &mapper);
-            let map = move |at| {
-                mapper.map(How::Range, first + at, memory + at, SZ_4K, pages, &[]);
-            };
-            let unmap = move |at| mapper.unmap(How::Range, first + at, SZ_4K, pages);
+            let (first, memory) = (self.iova, self.paddr);
+            let map = |at| mapper.map(How::Range, first + at, memory + at, SZ_4K, pages, &[]);
+            let unmap = |at| mapper.unmap(How::Range, first + at, SZ_4K, pages);
             pairs(region, pages * SZ_4K, barrier, map, unmap)
         });
     }

@@ -57,13 +57,13 @@ const fn series_case(op: Op) -> &'static str {
     }
 }
 
-/// What is not as it was for the series.
+/// Each way in which this measurement differs from that of the series.
 fn differs(plan: &Plan) -> String {
     let all = ["CPU times, no profile".to_owned()].into_iter().chain(load_differs(plan));
     all.collect::<Vec<_>>().join(", ")
 }
 
-/// What of the load is not.
+/// Each way in which the load differs from that of the series: depth, block and page.
 fn load_differs(plan: &Plan) -> impl Iterator<Item = String> {
     let depth = (plan.depth != 64).then(|| format!("{} at a time", plan.depth));
     let block = (plan.block != 8 << 20).then(|| format!("blocks of {}", ByteSize::new(plan.block)));

@@ -153,7 +153,20 @@ fn mappings(node: &Bytes<'_>) -> Result<Vec<Mapping>, FirmwareError> {
         let target = array.u32(at + 12, "reference")?;
         Ok(Mapping { at, first, last, output, target, single })
     };
-    (array.start()..array.end()).step_by(20).map(one).collect()
+    let all = (array.start()..array.end()).step_by(20).map(one);
+    let mut all = all.collect::<Result<Vec<_>, FirmwareError>>()?;
+    // Some firmware says how many IDs there are, where the table has one less: the ID behind the
+    // last one is then the first of another mapping, whose it is (Linux: `iort_id_map` in
+    // drivers/acpi/arm64/iort.c).
+    let ranges = all.iter().filter(|mapping| !mapping.single);
+    let mut firsts: Vec<_> = ranges.map(|mapping| mapping.first).collect();
+    firsts.sort_unstable();
+    for mapping in &mut all {
+        if mapping.last > mapping.first && firsts.binary_search(&mapping.last).is_ok() {
+            mapping.last -= 1;
+        }
+    }
+    Ok(all)
 }
 
 /// The place of the IOMMU to which a mapping leads; none where it leads to another node.

@@ -85,6 +85,7 @@ impl IommuMap {
         let unit = self.units.len();
         self.units.push(IommuUnit { kind: IommuKind::AmdVi, base, pci: Some((segment, id)) });
         let entries = if kind == 0x10 { at + 24 } else { at + 40 };
+        let mut direct = Vec::new();
         // A range that is open: its first device, and whose name its devices ask by.
         let mut open: Option<(u16, Option<u16>)> = None;
         for entry in block.parts(entries, 4, "entry", entry_length) {
@@ -117,9 +118,15 @@ impl IommuMap {
             };
             let (first, last) = ids.into_inner();
             let from = Requesters::ids(segment, first.into()..=last.into());
-            let to = alias.map_or(To::Id, |alias| To::Stream(alias.into()));
-            self.routes.push(Route { from, unit: Some(unit), to });
+            let route = |to| Route { from, unit: Some(unit), to };
+            match alias {
+                Some(alias) => self.routes.push(route(To::Stream(alias.into()))),
+                None => direct.push(route(To::Id)),
+            }
         }
+        // A device with an alias may be in a range of others too: it asks by the alias (Linux:
+        // `init_iommu_from_acpi` in drivers/iommu/amd/init.c).
+        self.routes.append(&mut direct);
         Ok(())
     }
 }

@@ -21,16 +21,16 @@ pub(crate) fn seal(table: &mut [u8]) {
     table[9] = table.iter().fold(0u8, |sum, &byte| sum.wrapping_sub(byte));
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
+pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-fn same(first: u64, last: u64) -> ReservedMemory {
+pub(crate) fn same(first: u64, last: u64) -> ReservedMemory {
     ReservedMemory { first, last, paddr: Some(first) }
 }
 
 /// A structure of DMAR or IVRS: the type, and what follows the length.
-fn structure(kind: u16, body: &[u8]) -> Vec<u8> {
+pub(crate) fn structure(kind: u16, body: &[u8]) -> Vec<u8> {
     let length = (4 + body.len()) as u16;
     [&kind.to_le_bytes()[..], &length.to_le_bytes(), body].concat()
 }
@@ -71,7 +71,7 @@ fn aliases_of_amd_vi_are_the_streams_and_its_memory_is_of_ranges() {
 }
 
 /// A node of IORT: type, mappings, and what is before these; mappings are 5 words.
-fn node(kind: u8, before: &[u8], mappings: &[[u32; 5]]) -> Vec<u8> {
+pub(crate) fn node(kind: u8, before: &[u8], mappings: &[[u32; 5]]) -> Vec<u8> {
     let offset = 16 + before.len() as u32;
     let length = (offset as usize + 20 * mappings.len()) as u16;
     let mut node = vec![kind, 0, 0, 0, 0, 0, 0, 0];
@@ -82,7 +82,7 @@ fn node(kind: u8, before: &[u8], mappings: &[[u32; 5]]) -> Vec<u8> {
     node
 }
 
-fn iort(nodes: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn iort(nodes: &[Vec<u8>]) -> Vec<u8> {
     let head = words(&[nodes.len() as u32, 48, 0]);
     acpi(b"IORT", &[head, nodes.concat()].concat())
 }

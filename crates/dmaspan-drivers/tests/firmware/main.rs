@@ -1,9 +1,11 @@
-//! Firmware's tables of IOMMUs: those of QEMU's machines, tables that tests make, and damaged ones.
+//! Firmware's tables of IOMMUs: those of QEMU's machines, tables that tests make, some of them with
+//! what real machines have, and damaged ones.
 
 #![expect(clippy::cast_possible_truncation, reason = "tables of tests are short")]
 
 mod damage;
 mod made;
+mod real;
 mod tree;
 
 use dmaspan_drivers::firmware::{DmaRequester, IommuKind, IommuMap, IommuUnit, ReservedMemory};

@@ -108,6 +108,43 @@ fn masks_and_segments_of_host_bridges_are_heeded() {
     assert_eq!(map.streams(DmaRequester::Pci { segment: 4, id: 0x11 }).next(), None);
 }
 
+/// Marvell's Armada 7040: `arch/arm64/boot/dts/marvell/armada-7040.dtsi` and `armada-ap80x.dtsi` of
+/// Linux, which are there under the MIT licence too. Three of its buses share 96 streams.
+#[test]
+fn the_tree_of_an_armada_7040_gives_its_buses_and_disks_the_streams_of_one_smmu() {
+    let mut made = Made::default();
+    made.begin("").words("#address-cells", &[2]).words("#size-cells", &[2]);
+    made.begin("ap806").words("#address-cells", &[2]).words("#size-cells", &[2]);
+    made.property("ranges", &[]);
+    made.begin("config-space@f0000000").words("#address-cells", &[1]).words("#size-cells", &[1]);
+    made.words("ranges", &[0, 0, 0xf000_0000, 0x100_0000]);
+    made.begin("iommu@5000000").text("compatible", "marvell,ap806-smmu-500\0arm,mmu-500");
+    made.words("reg", &[0x10_0000, 0x10_0000]).words("#iommu-cells", &[1]);
+    made.words("phandle", &[5]).end().end().end();
+    made.begin("cp0").words("#address-cells", &[2]).words("#size-cells", &[2]);
+    for (name, stream) in [
+        ("usb@500000", 0x440),
+        ("usb@510000", 0x441),
+        ("sata@540000", 0x444),
+        ("mmc@780000", 0x445),
+    ] {
+        made.begin(name).words("iommus", &[5, stream]).end();
+    }
+    made.begin("pcie@f2600000").text("device_type", "pci").words("iommu-map-mask", &[0x31f]);
+    let ranges = [[0, 5, 0x480, 0x20], [0x100, 5, 0x4a0, 0x20], [0x200, 5, 0x4c0, 0x20]];
+    made.words("iommu-map", ranges.as_flattened()).end();
+    let map = IommuMap::device_tree(&made.end().end().done()).unwrap();
+    assert_eq!(map.units(), [unit(IommuKind::SmmuV2, 0xf010_0000)]);
+    assert_eq!(named(&map, "/cp0/sata@540000"), [(0, 0x444)]);
+    assert_eq!(named(&map, "/cp0/mmc@780000"), [(0, 0x445)]);
+    let expected = [(0, 0x480), (0x1f, 0x49f), (0x28, 0x488), (0x100, 0x4a0), (0x2ff, 0x4df)];
+    for (id, expected) in expected {
+        assert_eq!(stream(&map, id), Some((0, expected)), "{id:#x}");
+    }
+    // The fourth bus has none, and the fifth those of the first.
+    assert_eq!((stream(&map, 0x300), stream(&map, 0x400)), (None, Some((0, 0x480))));
+}
+
 #[test]
 fn a_reference_to_nothing_and_a_tree_without_end_are_refused() {
     let mut tree = made();

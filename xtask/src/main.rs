@@ -40,7 +40,7 @@ usage: cargo xtask <command>
           run the tests against QEMU's IOMMUs; where no QEMU on this machine
           serves, put one from Debian's packages into the target directory,
           which needs a network and no privileges; --install only does that
-  kernel [aarch64|riscv64|riscv64-pci|x86_64-vtd|x86_64-amd]...
+  kernel [aarch64|aarch64-el2|riscv64|riscv64-pci|x86_64-vtd|x86_64-amd]...
           boot the operating system in examples/kernel on QEMU's machines, whose
           drivers reach what they were given: as it is, with faults that are planted,
           and with firmware that does not say what it should; without a name on all

@@ -15,7 +15,7 @@ use dmaspan::iommu::{
 use dmaspan::platform::Flag;
 use dmaspan::{Direction, Iova, IovaRange, Prot};
 use dmaspan_drivers::Handled;
-use dmaspan_drivers::firmware::{DmaRequester, IommuMap};
+use dmaspan_drivers::firmware::{DmaRequester, IommuMap, RequesterStream};
 use dmaspan_virtio_drivers::{BehindIommu, Hal, VirtioUsage};
 use lock_api::Mutex;
 use virtio_drivers::transport::pci::PciTransport;
@@ -39,7 +39,7 @@ const STEP: u64 = 1000;
 const SLOTS: u64 = 1 << 20;
 /// Echoes that are answered.
 const ECHOES: u32 = 3;
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 const VIRTIO: u16 = 0x1af4;
 const NETWORK: u16 = 0x1041;
@@ -47,19 +47,19 @@ const BLOCK: u16 = 0x1042;
 /// A controller of NVMe, by class.
 const NVME: (u8, u8, u8) = (1, 8, 2);
 
-struct Kernel {
-    memory: Memory,
-    plants: Plants,
-    iommus: Vec<Iommu>,
+pub(crate) struct Kernel {
+    pub(crate) memory: Memory,
+    pub(crate) plants: Plants,
+    pub(crate) iommus: Vec<Iommu>,
     map: IommuMap,
-    pci: Pci,
-    functions: Vec<Function>,
+    pub(crate) pci: Pci,
+    pub(crate) functions: Vec<Function>,
     /// What keeps devices attached.
     streams: Vec<Box<dyn Send + Sync>>,
 }
 
 /// Says in words what a device was refused.
-struct Loud(&'static str);
+pub(crate) struct Loud(pub(crate) &'static str);
 
 impl FaultHandler for Loud {
     fn fault(&self, report: &FaultReport) -> FaultResponse {
@@ -145,8 +145,11 @@ impl Kernel {
         Ok(found.ok_or_else(|| format!("the machine has no {name}"))?.clone())
     }
 
-    /// Gives a device a domain of its own, and lets it at that.
-    fn attach(&mut self, function: &Function, bits: u32, name: &'static str) -> Result<Device> {
+    /// The IOMMU and the stream of a device, and what is reserved for it.
+    pub(crate) fn requester(
+        &self,
+        function: &Function,
+    ) -> Result<(RequesterStream, ReservedRegions)> {
         let requester = DmaRequester::Pci { segment: 0, id: function.id() };
         let none = || format!("no IOMMU serves {function}: it is not driven");
         let found = self.map.streams(requester).next().ok_or_else(none)?;
@@ -158,6 +161,12 @@ impl Kernel {
             let kind = memory.paddr.map_or(RegionKind::Reserved, |_| RegionKind::Direct);
             regions.insert(ReservedRegion { range, kind, prot: Prot::READ_WRITE })?;
         }
+        Ok((found, regions))
+    }
+
+    /// Gives a device a domain of its own, and lets it at that.
+    fn attach(&mut self, function: &Function, bits: u32, name: &'static str) -> Result<Device> {
+        let (found, regions) = self.requester(function)?;
         let wrong = self.plants.stream && name == "edu";
         let stream = found.stream ^ u32::from(wrong);
         let config =
@@ -208,7 +217,7 @@ impl Kernel {
     }
 
     /// Nothing was refused.
-    fn expect_no_faults(&self, who: &str) -> Result<()> {
+    pub(crate) fn expect_no_faults(&self, who: &str) -> Result<()> {
         match self.faults()? {
             Handled { reported: 0, unclaimed: 0, .. } => Ok(()),
             Handled { reported, unclaimed, .. } => Err(format!(
@@ -228,6 +237,10 @@ impl Kernel {
         let transport = self.virtio::<NetHal>(NETWORK, "virtio-net", hand_over)?;
         net::answer(transport, ECHOES)?;
         self.expect_no_faults("the network card")?;
+        #[cfg(target_arch = "aarch64")]
+        if cpu::is_hypervisor() {
+            crate::guest::checks::run(self)?;
+        }
         for (name, usage) in [("virtio-blk", DiskHal::usage()), ("virtio-net", NetHal::usage())] {
             let VirtioUsage { buffers, queues, refused } = usage;
             println!("{name}: {buffers} buffers and {queues} queues are left, {refused} refused");
@@ -345,7 +358,7 @@ impl Kernel {
     }
 
     /// Tells a device to write where it may not.
-    fn expect_refused(
+    pub(crate) fn expect_refused(
         &self,
         name: &str,
         write: impl Fn(u64) -> Result<()>,

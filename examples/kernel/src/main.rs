@@ -12,6 +12,7 @@
 //! | `firmware/`, `pci.rs` | what there is |
 //! | `memory.rs` | registers, and frames that the kernel's own drivers share with devices |
 //! | `disk.rs`, `nvme.rs`, `net.rs`, `edu.rs`, `testdev.rs` | devices |
+//! | `guest/` | a guest whose CPU and device have one table, where the kernel runs in EL2 |
 //! | `checks.rs`, `plant.rs` | what is tried, and what is done wrong on purpose |
 
 #![no_std]
@@ -33,6 +34,8 @@ mod disk;
 mod edu;
 mod firmware;
 mod glue;
+#[cfg(target_arch = "aarch64")]
+mod guest;
 mod iommu;
 mod memory;
 mod net;

@@ -17,6 +17,12 @@ pub(crate) struct Plants {
     pub(crate) limits: bool,
     /// A device uses an address above those that its driver says it has.
     pub(crate) mask: bool,
+    /// CPUs are not told what was unmapped for a guest.
+    #[cfg(target_arch = "aarch64")]
+    pub(crate) guest_cpus: bool,
+    /// The IOMMU is not told that.
+    #[cfg(target_arch = "aarch64")]
+    pub(crate) guest_device: bool,
 }
 
 impl Plants {
@@ -29,6 +35,10 @@ impl Plants {
             early: has("early"),
             limits: has("limits"),
             mask: has("mask"),
+            #[cfg(target_arch = "aarch64")]
+            guest_cpus: has("guest-cpus"),
+            #[cfg(target_arch = "aarch64")]
+            guest_device: has("guest-device"),
         }
     }
 }

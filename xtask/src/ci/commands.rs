@@ -113,6 +113,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo xtask cross guest", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask kernel", KERNEL, KERNEL),
     entry("cargo xtask kernel aarch64", KERNEL, KERNEL),
+    entry("cargo xtask kernel aarch64-el2", KERNEL, KERNEL),
     entry("cargo xtask sanitize", Check("sanitizers"), Check("sanitizers")),
     entry("cargo xtask sanitize big-endian", Check("sanitizers"), Check("sanitizers")),
     entry("cargo xtask guest --help", AsIs, AsIs),

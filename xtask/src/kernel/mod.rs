@@ -34,15 +34,50 @@ struct Machine {
     /// The options of the machine with its IOMMU, and those without one.
     with: &'static str,
     without: &'static str,
+    /// What it says besides, and faults that it can plant besides.
+    says: &'static [&'static str],
+    planted: &'static [Planted],
 }
 
-const MACHINES: [Machine; 5] = [
+/// A fault that the kernel's command line plants, what it is, and what the kernel has to say.
+type Planted = (&'static str, &'static str, &'static str);
+
+const MACHINES: [Machine; 6] = [
     Machine {
         name: "aarch64",
-        triple: "aarch64-unknown-none",
-        cpu: "aarch64",
         with: "-M virt,iommu=smmuv3 -cpu cortex-a72",
         without: "-M virt -cpu cortex-a72",
+        ..ARM
+    },
+    // The kernel runs in EL2, and a guest in EL1.
+    Machine {
+        name: "aarch64-el2",
+        with: "-M virt,iommu=smmuv3,virtualization=on -cpu cortex-a76 \
+               -device edu,addr=8,dma_mask=0xffffffff",
+        without: "-M virt,virtualization=on -cpu cortex-a76",
+        says: &[
+            "guest: its CPU translates 16 pages and registers as the table does",
+            "guest: its edu copied a page at the guest's addresses, as the guest told it",
+            "fault: guest: the CPU was refused to read 0x8000",
+            "fault: guest: the CPU was refused to write 0x8000",
+            "fault: guest's edu: stream",
+            "guest's edu: was refused to write to a page of the kernel",
+            "guest's edu: was refused to write to a page that was unmapped",
+            "guest: its memory is the kernel's again",
+        ],
+        planted: &[
+            (
+                "plant=guest-cpus",
+                "an unmap for a guest that CPUs are not told of",
+                "FAIL: the guest reached a page that was unmapped: Done",
+            ),
+            (
+                "plant=guest-device",
+                "an unmap for a guest that the IOMMU is not told of",
+                "FAIL: guest's edu wrote to a page that was unmapped",
+            ),
+        ],
+        ..ARM
     },
     Machine { name: "riscv64", with: "-M virt,iommu-sys=on -bios none", ..RISCV },
     Machine {
@@ -58,16 +93,25 @@ const MACHINES: [Machine; 5] = [
     },
 ];
 
-const RISCV: Machine = Machine {
+const ARM: Machine = Machine {
     name: "",
+    triple: "aarch64-unknown-none",
+    cpu: "aarch64",
+    with: "",
+    without: "",
+    says: &[],
+    planted: &[],
+};
+
+const RISCV: Machine = Machine {
     triple: "riscv64gc-unknown-none-elf",
     cpu: "riscv64",
-    with: "",
     without: "-M virt -bios none",
+    ..ARM
 };
 
 const PC: Machine =
-    Machine { name: "", triple: "x86_64-unknown-none", cpu: "x86_64", with: "", without: "-M q35" };
+    Machine { triple: "x86_64-unknown-none", cpu: "x86_64", without: "-M q35", ..ARM };
 
 const NAMES: [&str; MACHINES.len()] = {
     let mut names = [""; MACHINES.len()];
@@ -82,9 +126,8 @@ const NAMES: [&str; MACHINES.len()] = {
 /// What a boot has to print, as the beginnings of lines, one of which is the last line.
 const REFUSED: &str = "FAIL: firmware is refused, no device is let at memory";
 
-/// Boots with faults that are planted by the kernel's command line, what they are, and what the
-/// kernel has to say.
-const PLANTED: [(&str, &str, &str); 7] = [
+/// The boots of all machines with faults.
+const PLANTED: [Planted; 7] = [
     (
         "plant=invalidation",
         "an invalidation that is left out",
@@ -193,12 +236,12 @@ fn boots(machine: &Machine, qemu: &Path, kernel: &Path) -> Result<(), String> {
     let failed = |name: &str, why: String| format!("{}, {name}: {why}", machine.name);
 
     let ended = boot("whole", machine.with, "").map_err(|why| failed("whole", why))?;
-    whole(&ended, &hash).map_err(|why| failed("whole", why))?;
+    whole(&ended, &hash, machine.says).map_err(|why| failed("whole", why))?;
     for line in ended.console.lines() {
         crate::say(&format!("   {line}"));
     }
     crate::say(&format!("{}: passed in {} ms", machine.name, ended.took.as_millis()));
-    for (command_line, what, expected) in PLANTED {
+    for &(command_line, what, expected) in PLANTED.iter().chain(machine.planted) {
         let name = command_line.replace('=', "-");
         let ended = boot(&name, machine.with, command_line).map_err(|why| failed(&name, why))?;
         said(&ended.console, expected).map_err(|why| failed(&name, why))?;
@@ -221,7 +264,7 @@ fn said(console: &str, expected: &str) -> Result<(), String> {
 }
 
 /// Whether the boot with everything did everything.
-fn whole(ended: &boot::Ended, hash: &str) -> Result<(), String> {
+fn whole(ended: &boot::Ended, hash: &str, says: &[&str]) -> Result<(), String> {
     let lines: Vec<_> = ended.console.lines().collect();
     let expected = [
         format!("virtio-blk: sha256 {hash}"),
@@ -235,7 +278,7 @@ fn whole(ended: &boot::Ended, hash: &str) -> Result<(), String> {
         "testdev: was refused to write to a page that was unmapped".to_owned(),
         format!("network: {} echoes answered", echo::ECHOES),
     ];
-    for line in &expected {
+    for line in expected.iter().map(String::as_str).chain(says.iter().copied()) {
         if !lines.iter().any(|one| one.starts_with(line)) {
             return Err(format!("the kernel does not say `{line}`"));
         }
@@ -293,15 +336,18 @@ mod tests {
 
     #[test]
     fn a_whole_boot_has_done_everything() {
-        assert_eq!(whole(&ended(GOOD, 3), "ab"), Ok(()));
+        assert_eq!(whole(&ended(GOOD, 3), "ab", &[]), Ok(()));
         for line in GOOD.lines() {
             let without = GOOD.replace(&format!("{line}\n"), "");
-            assert!(whole(&ended(&without, 3), "ab").is_err(), "{line}");
+            assert!(whole(&ended(&without, 3), "ab", &[]).is_err(), "{line}");
         }
-        assert!(whole(&ended(GOOD, 3), "cd").is_err_and(|why| why.contains("virtio-blk")));
-        assert!(whole(&ended(GOOD, 2), "ab").is_err_and(|why| why.contains("echoes")));
+        let said = ["nvme: ", "guest: "];
+        assert_eq!(whole(&ended(GOOD, 3), "ab", &said[..1]), Ok(()));
+        assert!(whole(&ended(GOOD, 3), "ab", &said).is_err_and(|why| why.contains("guest")));
+        assert!(whole(&ended(GOOD, 3), "cd", &[]).is_err_and(|why| why.contains("virtio-blk")));
+        assert!(whole(&ended(GOOD, 2), "ab", &[]).is_err_and(|why| why.contains("echoes")));
         let few = GOOD.replace("10000", "9999");
-        assert!(whole(&ended(&few, 3), "ab").is_err_and(|why| why.contains("9999")));
+        assert!(whole(&ended(&few, 3), "ab", &[]).is_err_and(|why| why.contains("9999")));
     }
 
     /// What a kernel's author copies, and what each CPU has of its own, without comments.
@@ -315,6 +361,8 @@ mod tests {
         };
         let glue = lines("examples/kernel/src/glue.rs");
         assert!(glue <= 90, "glue.rs has {glue} lines");
+        let guest = lines("examples/kernel/src/guest/mod.rs");
+        assert!(guest <= 260, "guest/mod.rs has {guest} lines");
         for machine in &MACHINES {
             let cpu = format!("examples/kernel/src/cpu/{}", machine.cpu);
             let script = tree.file(&format!("{cpu}.ld")).unwrap().text.lines().count();

@@ -169,6 +169,7 @@ const PARTS: [Part; 14] = [
             "firmware/",
             "main.rs",
             "glue.rs",
+            "guest/mod.rs",
             "iommu.rs",
             "memory.rs",
             "pci.rs",
@@ -176,8 +177,8 @@ const PARTS: [Part; 14] = [
         ],
         otherwise: "unsafe code of the kernel stands in `cpu/`, where it begins in `main.rs`, in \
                     what it promises dmaspan in `glue.rs`, `iommu.rs`, `memory.rs` and `plant.rs`, \
-                    and where it finds the machine in `firmware/` and `pci.rs`; its drivers have \
-                    none",
+                    where it runs a guest in `guest/mod.rs`, and where it finds the machine in \
+                    `firmware/` and `pci.rs`; its drivers have none",
     },
     Part {
         at: "examples/nvme/src/",

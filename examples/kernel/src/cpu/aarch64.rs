@@ -2,8 +2,9 @@
 
 use core::arch::{asm, global_asm};
 
-// The machine starts the first CPU at `_start`, in EL1 and without an MMU. The first one starts the
-// second, at `second`.
+// The machine starts the first CPU at `_start`, without an MMU, in EL1 or, where it has that, in
+// EL2. The first one starts the second, at `second`. In EL2 the names of EL1's registers are made
+// those of EL2's own (HCR_EL2.E2H, of Armv8.1: DDI 0487, D8.1.4), so that the rest is the same.
 global_asm!(
     ".section .text.boot,\"ax\"",
     ".globl _start",
@@ -25,23 +26,35 @@ global_asm!(
     "add x2, x2, :lo12:{other}",
     "3: mov sp, x1",
     "mov x19, x2",
-    "mov x1, #(3 << 20)", // FP and SIMD, which compiled code uses
+    "mrs x1, CurrentEL",
+    "tbz x1, #3, 4f",
+    "ldr x1, ={host}",
+    "msr hcr_el2, x1",
+    "isb",
+    "4: mov x1, #(3 << 20)", // FP and SIMD, which compiled code uses
     "msr cpacr_el1, x1",
     "adrp x1, traps",
     "msr vbar_el1, x1",
     "isb",
     "bl {translate}",
     "br x19",
-    // Nothing is to trap: each entry says what did.
-    ".balign 4096",
-    "traps:",
-    ".rept 16",
+    // Nothing is to trap, and each entry says what did; but a guest ends by the ninth.
+    ".macro trapped count",
+    ".rept \\count",
     ".balign 128",
     "mrs x0, esr_el1",
     "mrs x1, elr_el1",
     "mrs x2, far_el1",
     "b {trap}",
     ".endr",
+    ".endm",
+    ".balign 4096",
+    "traps:",
+    "trapped 8",
+    ".balign 128",
+    "b guest_exit",
+    "trapped 7",
+    host = const HOST,
     first = sym first,
     other = sym other,
     translate = sym translate,
@@ -56,6 +69,8 @@ unsafe extern "C" {
 /// The device tree, where the machine puts it for a kernel that is an ELF file (QEMU:
 /// docs/system/arm/virt.rst).
 const TREE: usize = 0x4000_0000;
+/// HCR_EL2 of a kernel in EL2: E2H, TGE, and RW for what runs below.
+pub(crate) const HOST: u64 = 1 << 34 | 1 << 27 | 1 << 31;
 /// How many CPUs there are.
 pub(crate) const COUNT: usize = 2;
 /// As far as the address map has RAM.
@@ -139,14 +154,27 @@ pub(crate) fn nanoseconds() -> u64 {
     u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(hertz)).unwrap_or(u64::MAX)
 }
 
-/// Calls the firmware (PSCI, DEN 0022).
+/// Whether this is EL2, below which a guest can run.
+pub(crate) fn is_hypervisor() -> bool {
+    let level: u64;
+    // SAFETY: it reads a register.
+    unsafe { asm!("mrs {}, CurrentEL", out(reg) level, options(nomem, nostack)) };
+    level >> 2 == 2
+}
+
+/// Calls the firmware (PSCI, DEN 0022), which is a level above.
 fn firmware(function: u64, arguments: [u64; 3]) -> i64 {
     let [one, two, three] = arguments;
     let answer: i64;
     // SAFETY: the functions below start a CPU, or end all.
     unsafe {
         asm!(
+            "cbnz {above}, 2f",
             "hvc #0",
+            "b 3f",
+            "2: smc #0",
+            "3:",
+            above = in(reg) u64::from(is_hypervisor()),
             inlateout("x0") function => answer,
             inlateout("x1") one => _, inlateout("x2") two => _, inlateout("x3") three => _,
         );

@@ -4,7 +4,7 @@ use core::arch::{asm, global_asm};
 
 // The machine starts the first CPU at `_start`, without an MMU, in EL1 or, where it has that, in
 // EL2. The first one starts the second, at `second`. In EL2 the names of EL1's registers are made
-// those of EL2's own (HCR_EL2.E2H, of Armv8.1: DDI 0487, D8.1.4), so that the rest is the same.
+// those of EL2's own (HCR_EL2.E2H, of FEAT_VHE), so that the rest is the same.
 global_asm!(
     ".section .text.boot,\"ax\"",
     ".globl _start",

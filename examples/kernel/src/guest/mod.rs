@@ -124,7 +124,7 @@ impl<O> WithCpus<O> {
         }
         let pages = |range: &IovaRange| (range.start().get()..=range.last().get()).step_by(4096);
         // SAFETY: they take nothing but what is cached. Stage 2 goes first, and then what was made
-        // of both stages (DDI 0487, D8.17.5, "TLB maintenance instructions" for stage 2 only).
+        // of both stages (DDI 0487, D8, "TLB maintenance").
         unsafe { asm!("dsb ishst") };
         for page in ranges.iter().flat_map(pages) {
             // SAFETY: as above.
@@ -136,10 +136,10 @@ impl<O> WithCpus<O> {
 }
 
 // ANCHOR_END: hooks
-/// Makes all CPUs forget the guest's translations.
+/// Makes all CPUs forget what they know of guests, whatever their VMIDs are.
 fn forget_all() {
     // SAFETY: it takes nothing but what is cached.
-    unsafe { asm!("dsb ishst", "tlbi vmalls12e1is", "dsb ish", "isb") };
+    unsafe { asm!("dsb ishst", "tlbi alle1is", "dsb ish", "isb") };
 }
 
 // SAFETY: the IOMMU's hooks are asked last and their answer is given, so that what they promise
@@ -315,7 +315,7 @@ impl Guest {
             );
         }
         // The class of the exception, and of a data abort its kind: a translation fault of any
-        // level (DDI 0487, D24.2.45).
+        // level (DDI 0487, D24, ESR_EL2).
         match (syndrome >> 26 & 0x3f, syndrome & 0x3c) {
             (0x16, _) => Ok(Exit::Done(x0)),
             (0x24, 0b00_0100) => Ok(Exit::Refused(page >> 4 << 12 | address & (PAGE - 1))),

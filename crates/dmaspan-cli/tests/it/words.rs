@@ -150,6 +150,10 @@ fn what_keeps_the_kernels_count_from_being_read_is_named() {
         let map = MAP.join(" ");
         let output = shell(&format!("exec 2>&1; ulimit -n {files}; exec \"$0\" {map}"));
         let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        // Files that this process inherited are open in that one, too: then it may not even start.
+        if text.contains("error while loading shared libraries") {
+            continue;
+        }
         assert!(!text.contains("does not tell"), "{files}: {text}");
         let is_said = ["EMFILE", "Too many open files"].iter().any(|name| text.contains(name));
         assert!(is_said || output.status.success(), "{files}: {text}");

@@ -2,7 +2,9 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
-use crate::walker::{Access, FaultKind, TableWords, Translated, WalkPath, Walker, block_around};
+use crate::walker::{
+    Access, FaultKind, TableLink, TableWords, Translated, WalkPath, Walker, block_around,
+};
 
 /// A leaf as a walker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,20 +20,24 @@ pub(super) fn translate(
     tables: &dyn TableWords,
     iova: Iova,
 ) -> Option<Translated> {
-    step(walker, tables, iova).1
+    step(walker, tables, &mut None, iova).1
 }
 
-/// All the IOVAs that the entry for `iova` is for, and what it says unless it is empty.
+/// All the IOVAs that the entry for `iova` is for, and what it says unless it is empty. `table` is
+/// the table where the walk before ended: one that translates `iova`, too, is read at once.
 #[track_caller]
 fn step(
     walker: &dyn Walker,
     tables: &dyn TableWords,
+    table: &mut Option<TableLink>,
     iova: Iova,
 ) -> (IovaRange, Option<Translated>) {
-    let root = walker.root(iova, Access::Read).unwrap_or_else(|fault| panic!("{fault}"));
+    let root = || walker.root(iova, Access::Read).unwrap_or_else(|fault| panic!("{fault}"));
+    let from = table.filter(|table| table.block.contains(iova)).unwrap_or_else(root);
     let mut path = WalkPath::new();
-    let walked = walker.walk_from(tables, root, iova, Access::Read, &mut path);
+    let walked = walker.walk_from(tables, from, iova, Access::Read, &mut path);
     let entry = path.last().unwrap_or_else(|| panic!("no entry was read for {iova}"));
+    *table = Some(entry.link);
     let block = block_around(iova, entry.entry_lg2);
     match walked {
         Ok(translation) => (block, Some(translation)),
@@ -50,9 +56,10 @@ pub(super) fn survey(
     visit: &mut dyn FnMut(IovaRange, &Translated),
 ) {
     let mut leaf: Option<Seen> = None;
+    let mut table = None;
     let mut next = Some(range.start());
     while let Some(iova) = next.filter(|&iova| iova <= range.last()) {
-        let (block, found) = step(walker, tables, iova);
+        let (block, found) = step(walker, tables, &mut table, iova);
         let known = leaf.filter(|leaf| leaf.range.contains(iova));
         let Some(found) = found else {
             let inside = leaf.is_some_and(|leaf| leaf.range.contains(block.start()));

@@ -13,7 +13,7 @@ use super::single::{Refused, Unmapped};
 use crate::addr::{Iova, PhysAddr};
 use crate::io_pgtable::{Arena, Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
-use crate::iommu::iova::{self, Iovas, Request, Space};
+use crate::iommu::iova::{self, Align, Iovas, Request, Space};
 use crate::iommu::soft::SoftIommu;
 use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::label::Caller;
@@ -559,7 +559,7 @@ where
     fn alloc(&self, request: Request) -> Result<Iovas, Error> {
         match self.iovas.alloc(request) {
             Ok(iovas) => Ok(iovas),
-            Err(error) => self.alloc_after(request, error),
+            Err(error) => self.alloc_after(request.bytes, request.align, request.limit, error),
         }
     }
 
@@ -655,10 +655,18 @@ where
     H: DmaMemory,
 {
     /// IOVAs where there were none: those that wait for a flush are free after one. It waits for no
-    /// other thread: that may be what an interrupt, which maps, has interrupted.
+    /// other thread: that may be what an interrupt, which maps, has interrupted. The request comes
+    /// in parts, as in the space.
     #[cold]
     #[track_caller]
-    fn alloc_after(&self, request: Request, error: iova::Error) -> Result<Iovas, Error> {
+    fn alloc_after(
+        &self,
+        bytes: u64,
+        align: Align,
+        limit: Iova,
+        error: iova::Error,
+    ) -> Result<Iovas, Error> {
+        let request = Request { bytes, align, limit };
         let is_short = matches!(error, iova::Error::Exhausted { .. });
         if is_short && self.queue.try_flush(self).is_ok() {
             return Ok(self.iovas.alloc(request)?);

@@ -281,7 +281,7 @@ impl<P: Platform> Space<P> {
         }
         // Handed back in parts: a handle that is written to memory and read again in larger pieces
         // costs more than the rest of this.
-        let (range, class) = self.alloc_shared(request)?;
+        let (range, class) = self.alloc_shared(request.bytes, request.align, request.limit)?;
         Ok(self.handle(range, class))
     }
 

@@ -10,7 +10,7 @@ use lock_api::{Mutex, MutexGuard};
 use super::depot::Depot;
 use super::error::Error;
 use super::magazine::{Magazines, Zone};
-use super::request::{Request, UNCACHED, Wanted};
+use super::request::{Align, Request, UNCACHED, Wanted};
 use super::{IovaStats, Iovas, Space};
 use crate::addr::Iova;
 use crate::atomic::Ordering;
@@ -82,10 +82,17 @@ impl<P: Platform> Space<P> {
         IovaStats { live, cached, free, reserved: reserved.bytes }
     }
 
-    /// From the depot, the tree, or all that lies in caches.
+    /// From the depot, the tree, or all that lies in caches. The request comes in parts: one that
+    /// goes into a function as a whole is written to memory where it does not, too.
     #[cold]
     #[inline(never)]
-    pub(super) fn alloc_shared(&self, request: Request) -> Result<(IovaRange, u32), Error> {
+    pub(super) fn alloc_shared(
+        &self,
+        bytes: u64,
+        align: Align,
+        limit: Iova,
+    ) -> Result<(IovaRange, u32), Error> {
+        let request = Request { bytes, align, limit };
         let mut wanted = Wanted::new(request, self.granule_lg2)?;
         let align = lg2::size(wanted.align_lg2.min(63));
         let exhausted = Error::Exhausted { bytes: request.bytes, align, limit: request.limit };

@@ -4,8 +4,7 @@
 //! device's registers. Nothing that a client sends is trusted. One thread reads messages
 //! ([`Session`]); others do what the guest's commands say ([`Controller`]), between the guest's
 //! memory and the file without a copy, so that a slow disk keeps no access waiting. All guest
-//! memory is reached by [`ClientDma`](dmaspan_vfio_user::ClientDma), for as long as one operation
-//! takes.
+//! memory is reached by [`GuestMemory`], for as long as one operation takes.
 //!
 //! There is no unsafe code.
 
@@ -13,10 +12,14 @@ mod bytes;
 mod config;
 mod controller;
 mod disk;
+mod listen;
+mod memory;
 mod session;
 mod wire;
 
 pub use controller::{Controller, Counts};
 pub use disk::Disk;
+pub use listen::{listen, raise_limit};
+pub use memory::{GuestMemory, Observer};
 pub use session::{Report, Session};
 pub use wire::{Message, WireError};

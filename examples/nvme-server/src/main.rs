@@ -7,15 +7,12 @@
 //!     -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"SOCKET"}}'
 //! ```
 
-use std::io::{self, ErrorKind};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dmaspan_nvme_server::{Disk, Session};
+use dmaspan_nvme_server::{Disk, Session, listen, raise_limit};
 use dmaspan_vfio_user::{ClientDma, ClientFiles};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Serves a file as an NVMe disk of a virtual machine, by vfio-user.
 ///
@@ -68,25 +65,4 @@ fn run(args: &Args) -> Result<(), String> {
             return Ok(());
         }
     }
-}
-
-/// Listens on a socket; one that nobody listens on any more is replaced.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            let left = UnixStream::connect(path);
-            if left.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
-                std::fs::remove_file(path)?;
-            }
-            UnixListener::bind(path)
-        }
-        listener => listener,
-    }
-}
-
-/// Raises the limit of open files as far as it goes: each region of a client has one.
-fn raise_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    // With a lower limit the client is told where it is reached.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dmaspan::Errno;
-use dmaspan_linux::client;
 use dmaspan_vfio_user::ClientDma;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags};
@@ -17,6 +16,7 @@ use crate::bytes::{put, u16_at, u32_at, u64_at};
 use crate::config::{CONFIG_BYTES, Config};
 use crate::controller::{BAR_BYTES, Controller, Counts, VECTORS};
 use crate::disk::Disk;
+use crate::memory::GuestMemory;
 use crate::wire::{self, MAX_DATA, MAX_FDS, Message, WireError};
 
 /// How long an unmap or a reset waits for commands: less than QEMU waits for an answer, 5 s.
@@ -80,7 +80,7 @@ impl fmt::Display for Report {
 #[derive(Debug)]
 pub struct Session {
     controller: Controller,
-    dma: Arc<ClientDma>,
+    dma: Arc<GuestMemory>,
     config: Config,
     report: Report,
 }
@@ -105,8 +105,8 @@ impl Session {
     /// # Errors
     ///
     /// Of a thread that cannot be started.
-    pub fn new(disk: Disk, dma: ClientDma, threads: usize) -> std::io::Result<Self> {
-        let dma = Arc::new(dma);
+    pub fn new(disk: Disk, dma: impl Into<GuestMemory>, threads: usize) -> std::io::Result<Self> {
+        let dma = Arc::new(dma.into());
         let controller = Controller::new(Arc::clone(&dma), disk, threads)?;
         Ok(Self { controller, dma, config: Config::new(), report: Report::default() })
     }
@@ -120,7 +120,7 @@ impl Session {
         let ended = self.answer_all(socket);
         self.controller.reset(BOUND);
         // The client is gone, and nobody is told how that ends.
-        let _ = client::wait(self.dma.unmap_all(), BOUND);
+        let _ = self.dma.unmap(DmaUnmapFlags::UNMAP_ALL, 0, 0, BOUND);
         self.report.counts = self.controller.counts();
         (self.report, ended)
     }
@@ -146,7 +146,7 @@ impl Session {
             true => Err(refused(EMFILE, "descriptors were lost: raise RLIMIT_NOFILE")),
             false => self.execute(&message, fds),
         };
-        self.report.most_regions = self.report.most_regions.max(self.dma.regions().count());
+        self.report.most_regions = self.report.most_regions.max(self.dma.regions());
         let done = done.map_err(|Refused { errno, why }| {
             self.report.refused += 1;
             let first = &mut self.report.first_refusal;
@@ -199,17 +199,12 @@ impl Session {
             _ => return Some(Err(refused(Errno::EINVAL, format!("unmap with flags {flags:#x}")))),
         };
         let begun = Instant::now();
-        let unmapping = match self.dma.unmap(all, address, size) {
-            Ok(unmapping) => unmapping,
-            Err(error) => return Some(Err(refused(error.errno(), error.to_string()))),
-        };
-        let waited = client::wait(unmapping, BOUND);
+        if let Err(error) = self.dma.unmap(all, address, size, BOUND) {
+            return Some(Err(refused(error.errno(), error.to_string())));
+        }
         self.report.unmaps += 1;
         self.report.longest_unmap = self.report.longest_unmap.max(begun.elapsed());
-        Some(match waited {
-            Ok(_) => Ok(body.get(..24)?.to_vec()),
-            Err(still) => Err(refused(still.errno(), still.to_string())),
-        })
+        Some(Ok(body.get(..24)?.to_vec()))
     }
 
     fn set_interrupts(&self, body: &[u8], fds: Vec<OwnedFd>) -> Option<Answer> {

@@ -54,6 +54,9 @@ pub(super) struct Boot {
     pub(super) nested: bool,
     /// Whether a vfio-user server has a disk for it, whose socket is `SOCKET` in the arguments.
     pub(super) served: bool,
+    /// What a second guest runs, on the disk of a server that was started again. `FLUSHED` in it is
+    /// the last file that the first guest has flushed.
+    pub(super) again: &'static [&'static str],
     /// The backends that all programs are run with behind them.
     pub(super) backends: &'static [&'static str],
 }
@@ -133,6 +136,7 @@ const PLAIN: Boot = Boot {
     commands: &[],
     nested: false,
     served: false,
+    again: &[],
     backends: &[],
 };
 
@@ -374,7 +378,7 @@ pub(super) const BOOTS: &[Boot] = &[
         memory: "1G",
         cmdline: "intel_iommu=off",
         seconds: 1200,
-        commands: &["dmaspan-guest served write random files reset"],
+        commands: &["dmaspan-guest served write random files reset pieces unbind"],
         served: true,
         ..PLAIN
     },
@@ -387,6 +391,31 @@ pub(super) const BOOTS: &[Boot] = &[
         seconds: 1800,
         commands: &["dmaspan-guest served part random files reset"],
         served: true,
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-user-killed",
+        on: &[On::Newest],
+        qemu: SERVED,
+        memory: "1G",
+        // The driver gives a command up earlier than it would by itself, which is after 30 s.
+        cmdline: "intel_iommu=off nvme_core.io_timeout=15",
+        seconds: 600,
+        commands: &["dmaspan-guest served layout killed"],
+        served: true,
+        again: &["dmaspan-guest served flushed=FLUSHED"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-user-killed-busy",
+        on: &[On::Newest],
+        qemu: SERVED,
+        memory: "1G",
+        cmdline: "intel_iommu=off nvme_core.io_timeout=15",
+        seconds: 600,
+        commands: &["dmaspan-guest served layout killed-busy"],
+        served: true,
+        again: &["dmaspan-guest served flushed=FLUSHED"],
         ..PLAIN
     },
 ];

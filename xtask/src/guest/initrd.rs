@@ -53,6 +53,8 @@ pub(super) struct Programs {
     own: Vec<(&'static str, Vec<u8>)>,
     /// Tests, and what they start.
     tests: Vec<File>,
+    /// Those for file systems, by their names, with what they stand on.
+    pub(super) tools: Vec<(String, Vec<u8>)>,
 }
 
 /// Builds the programs so that they stand on nothing but a kernel, in a target directory of their
@@ -117,6 +119,12 @@ pub(super) fn write(
         archive.file(place, program);
     }
     add_tests(&programs.tests, &mut archive);
+    if !programs.tools.is_empty() {
+        archive.folder("tools");
+    }
+    for (name, tool) in &programs.tools {
+        archive.file(&format!("tools/{name}"), tool);
+    }
     if let Some(program) = nested {
         nested::add(program, &kernel.image, &mut archive)?;
     }

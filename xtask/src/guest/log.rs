@@ -28,6 +28,8 @@ pub(super) struct Report {
     pub(super) figures: Vec<Figure>,
     /// What the disk of a server is to have.
     pub(super) sums: Vec<Sum>,
+    /// The last file that was flushed to a disk whose server was killed then.
+    pub(super) flushed: Option<u64>,
     /// The marks so far, and between which two lies what some figures are about: of each the
     /// second's number, and by how much what lies between is divided.
     marks: usize,
@@ -140,6 +142,7 @@ impl Report {
                 Some(sum) => self.sums.push(sum),
                 None => self.errors.push(format!("`{rest}` is no sum")),
             },
+            "flushed" => self.flushed = rest.parse().ok(),
             "mark" => self.marks += 1,
             "host-cpu" => {
                 match rest.split_once(' ').and_then(|(by, name)| Some((by.parse().ok()?, name))) {
@@ -174,11 +177,17 @@ impl Report {
         }
     }
 
+    /// What failed in the guest, a line each.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let mut failures: Vec<String> = Vec::new();
+        failures.extend(self.failed.iter().map(|case| format!("FAIL {case}")));
+        failures.extend(self.errors.iter().map(|error| format!("its init: {error}")));
+        failures
+    }
+
     /// What is wrong, a line each; nothing where the guest did what it was told.
     pub(super) fn problems(&self) -> Vec<String> {
-        let mut problems: Vec<String> = Vec::new();
-        problems.extend(self.failed.iter().map(|case| format!("FAIL {case}")));
-        problems.extend(self.errors.iter().map(|error| format!("its init: {error}")));
+        let mut problems = self.failures();
         for ran in &self.commands {
             match ran.code {
                 Some(0) => {}
@@ -283,6 +292,13 @@ mod tests {
         let sum = Sum { hash: "ab12".to_owned(), len: 4096, offset: 512 };
         assert_eq!(report.sums, [sum]);
         assert!(report.problems()[0].ends_with(" is no sum"));
+    }
+
+    #[test]
+    fn the_last_file_that_was_flushed_counts() {
+        let report = Report::parse("guest: flushed 0\nguest: flushed 7\nguest: server kill\n");
+        assert_eq!(report.flushed, Some(7));
+        assert_eq!(Report::parse("guest: server kill\n").flushed, None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod packages;
 mod qemu;
 mod server;
 mod source;
+mod tools;
 
 use std::fs;
 use std::io;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use boots::{BOOTS, Boot, Iommu, REGISTERED};
 use initrd::{Programs, Wanted};
@@ -31,7 +32,7 @@ use kernels::{Cpu, KERNELS, Ready};
 use log::Report;
 use options::{Action, LeftOver, OneCommand};
 use qemu::{Limits, Machine, Stopped, Time};
-use server::Server;
+use server::{Blocks, Server};
 
 use crate::debian::{cannot_write, lock};
 use crate::{Checked, Outcome, hw};
@@ -58,6 +59,8 @@ struct Guest<'r> {
     nested: bool,
     /// Whether a server has a disk for it.
     served: bool,
+    /// What a second guest runs on that disk.
+    again: &'static [&'static str],
 }
 
 /// How a guest ended.
@@ -110,7 +113,13 @@ fn check(options: &Options) -> Checked {
         if ready.is_empty() {
             continue;
         }
-        let programs = initrd::programs(cpu, &work.folder.join("build"), options.programs())?;
+        let mut programs = initrd::programs(cpu, &work.folder.join("build"), options.programs())?;
+        if options.makes_file_systems() {
+            programs.tools = match tools::get(&work.folder.join("kernels"), &lock) {
+                Ok(tools) => tools,
+                Err(why) => return options.cannot(why),
+            };
+        }
         match &options.action {
             Action::Command(one) => work.run_command(one, &ready, &programs)?,
             _ => work.run_boots(options, &ready, &programs)?,
@@ -135,6 +144,12 @@ impl Options {
         };
         let benchmarks = runs("dmaspan-bench") || runs(REGISTERED);
         Wanted { benchmarks, tests: runs("tests-") }
+    }
+
+    /// Whether one of its guests makes file systems.
+    fn makes_file_systems(&self) -> bool {
+        let mut served = BOOTS.iter().filter(|boot| boot.served);
+        self.action == Action::Boots && served.any(|boot| self.asks(boot))
     }
 
     /// Whether a boot is to run.
@@ -273,15 +288,32 @@ impl Work {
         self.folder.join("logs").join(format!("{}.log", guest.file_name()))
     }
 
-    /// Runs a guest to its end, and where it has a server, that beside it.
+    /// Runs a guest to its end, and where it has a server, that beside it; the second guest on the
+    /// server's disk, too.
     fn run(&self, guest: &Guest<'_>, programs: &Programs) -> Result<Ended, String> {
         if !guest.served {
             return self.run_beside(guest, programs, None).map(|(ended, _)| ended);
         }
         let program = server::build()?;
         let place = self.folder.join("run").join(guest.file_name());
-        let server = Server::start(&program, &place)?;
-        let (ended, disk) = self.run_beside(guest, programs, Some(server))?;
+        let server = Server::start(&program, &place, Blocks::New)?;
+        let (mut ended, disk) = self.run_beside(guest, programs, Some(server))?;
+        if !guest.again.is_empty() {
+            let flushed = ended.report.flushed.map_or_else(String::new, |last| last.to_string());
+            let lines = guest.again.iter().map(|line| line.replace("FLUSHED", &flushed));
+            let again = Guest {
+                name: format!("{}-again", guest.name),
+                commands: lines.collect(),
+                machine: guest.machine.clone(),
+                ..*guest
+            };
+            let server = Server::start(&program, &place, Blocks::Left)?;
+            let (second, _) = self.run_beside(&again, programs, Some(server))?;
+            let of_second = second.problems.into_iter().map(|why| format!("again: {why}"));
+            ended.problems.extend(of_second);
+            ended.report.passed += second.report.passed;
+            ended.seconds += second.seconds;
+        }
         if let (LeftOver::Removed, Some(disk)) = (self.left_over, disk) {
             fs::remove_file(&disk).map_err(|error| cannot_write(&disk, &error))?;
         }
@@ -314,9 +346,12 @@ impl Work {
         arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
         let served = server.as_ref().map(|server| server.disk.clone());
         if let Some(server) = &server {
-            let socket = server.socket.display().to_string();
-            arguments.iter_mut().for_each(|word| *word = word.replace("SOCKET", &socket));
+            server.arguments(&mut arguments);
+            // What a former guest said is not for this server.
+            fs::write(&console, "").map_err(fail)?;
         }
+        let watch = server.map(|server| server.watch(&console));
+        let begun = Instant::now();
         let (ran, report) = attempts(guest, &mut |begin| {
             let limits = Limits { begin, end: guest.limit };
             let program = guest.kernel.kernel.cpu.program(&self.program);
@@ -331,14 +366,25 @@ impl Work {
         if self.left_over == LeftOver::Removed {
             fs::remove_file(&initrd).and_then(|()| fs::remove_file(&disk)).map_err(fail)?;
         }
-        let seconds = *ran.as_ref().unwrap_or(&guest.limit);
-        let mut problems: Vec<String> = ran.err().map(Stopped::why).into_iter().collect();
-        problems.extend(report.problems());
-        problems.extend(server.map(|mut it| it.problems(&report.sums)).unwrap_or_default());
-        let missing = guest.commands.len().saturating_sub(report.commands.len());
-        if missing > 0 {
-            problems.push(format!("{missing} of its commands did not begin"));
-        }
+        let seconds = *ran.as_ref().unwrap_or(&begun.elapsed());
+        let (is_killed, of_server) = watch.map(|watch| watch.end(&report.sums)).unwrap_or_default();
+        let mut problems = match ran.err() {
+            // Of a guest whose machine ended nothing but this is known.
+            Some(stopped) if is_killed && qemu::has_aborted(&console) => {
+                println!("   FOUND as the server was killed, {}: {}", stopped.why(), qemu::ABORT);
+                report.failures()
+            }
+            stopped => {
+                let mut problems: Vec<String> = stopped.map(Stopped::why).into_iter().collect();
+                problems.extend(report.problems());
+                let missing = guest.commands.len().saturating_sub(report.commands.len());
+                if missing > 0 {
+                    problems.push(format!("{missing} of its commands did not begin"));
+                }
+                problems
+            }
+        };
+        problems.extend(of_server);
         Ok((Ended { report, problems, seconds: seconds.as_secs_f64() }, served))
     }
 }
@@ -376,6 +422,7 @@ impl<'r> Guest<'r> {
             limit: Duration::from_secs(boot.seconds),
             nested: boot.nested,
             served: boot.served,
+            again: boot.again,
         }
     }
 
@@ -412,6 +459,7 @@ impl<'r> Guest<'r> {
             limit: Duration::from_secs(COMMAND_SECONDS),
             nested: one.nested,
             served: false,
+            again: &[],
         }
     }
 

@@ -53,7 +53,7 @@ pub(super) fn add(program: &Path, kernel: &Path, archive: &mut Archive) -> Resul
 }
 
 /// The files in what a loader lists: `NAME => FILE (ADDRESS)`, a line each.
-fn needed(list: &str) -> impl Iterator<Item = PathBuf> {
+pub(super) fn needed(list: &str) -> impl Iterator<Item = PathBuf> {
     let file = |line: &str| Some(PathBuf::from(line.split_once("=> ")?.1.rsplit_once(" (")?.0));
     list.lines().filter_map(file).filter(|file| file.is_absolute())
 }

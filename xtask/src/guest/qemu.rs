@@ -237,6 +237,15 @@ pub(super) fn find() -> Result<PathBuf, String> {
     }
 }
 
+/// What QEMU says where it ends by an assertion because its server is gone.
+pub(super) const ABORT: &str = "error_setv: Assertion";
+
+/// Whether it has said so on a console.
+pub(super) fn has_aborted(console: &Path) -> bool {
+    let text = fs::read(console).unwrap_or_default();
+    String::from_utf8_lossy(&text).contains(ABORT)
+}
+
 /// What keeps QEMU from outliving this process, where it can: from version 10.2 on it ends with its
 /// parent.
 pub(super) fn leash(program: &Path) -> &'static [&'static str] {

@@ -1,11 +1,11 @@
 //! Commands of I/O queues (NVM Command Set Specification 1.0, section 3).
 
 use dmaspan::Prot;
-use dmaspan_vfio_user::ClientDma;
 
 use super::command::{Command, Status};
 use super::prp;
 use crate::disk::{BLOCK_LG2, Disk, Failed};
+use crate::memory::GuestMemory;
 
 /// log2 of the largest transfer in pages of 4 KiB, as Identify says it.
 pub(super) const MDTS: u8 = 5;
@@ -25,7 +25,7 @@ const READ: u8 = 0x02;
 /// # Errors
 ///
 /// How it ends instead.
-pub(super) fn execute(command: &Command, dma: &ClientDma, disk: &Disk) -> Result<(), Status> {
+pub(super) fn execute(command: &Command, dma: &GuestMemory, disk: &Disk) -> Result<(), Status> {
     let is_flush = command.opcode() == FLUSH;
     match command.namespace() {
         NAMESPACE => {}
@@ -50,7 +50,7 @@ pub(super) fn execute(command: &Command, dma: &ClientDma, disk: &Disk) -> Result
 }
 
 /// Moves blocks between the disk and the guest's memory, which is held for `access`.
-fn transfer(command: &Command, dma: &ClientDma, disk: &Disk, access: Prot) -> Result<(), Status> {
+fn transfer(command: &Command, dma: &GuestMemory, disk: &Disk, access: Prot) -> Result<(), Status> {
     let (first, count) = command.blocks();
     if count > MOST_BLOCKS {
         return Err(Status::INVALID_FIELD);

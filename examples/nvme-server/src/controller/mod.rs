@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dmaspan_vfio_user::ClientDma;
 use parking_lot::{Condvar, Mutex};
 
 use crate::disk::Disk;
+use crate::memory::GuestMemory;
 
 mod admin;
 mod block;
@@ -47,7 +47,7 @@ pub struct Counts {
 /// What the threads share.
 #[derive(Debug)]
 struct Shared {
-    dma: Arc<ClientDma>,
+    dma: Arc<GuestMemory>,
     disk: Disk,
     state: Mutex<State>,
     /// There is work, or the end.
@@ -73,7 +73,7 @@ impl Controller {
     /// # Errors
     ///
     /// Of a thread that cannot be started.
-    pub fn new(dma: Arc<ClientDma>, disk: Disk, threads: usize) -> io::Result<Self> {
+    pub fn new(dma: Arc<GuestMemory>, disk: Disk, threads: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             dma,
             disk,

@@ -1,11 +1,10 @@
 //! The guest's memory that a command names (NVM Express Base Specification 2.0, section 4.1.1).
 
 use dmaspan::Prot;
-use dmaspan_linux::client::ClientMemory;
-use dmaspan_vfio_user::ClientDma;
 
 use super::command::{Command, Status};
 use crate::bytes::u64_at;
+use crate::memory::{GuestMemory, Piece};
 
 /// The only size of memory pages (`CC.MPS` of 0).
 const PAGE: u64 = 4096;
@@ -20,12 +19,12 @@ const ENTRY: u64 = 8;
 /// # Errors
 ///
 /// How the command ends: an entry within a page, or memory that is not the device's.
-pub(super) fn hold(
-    dma: &ClientDma,
+pub(super) fn hold<'m>(
+    dma: &'m GuestMemory,
     command: &Command,
     len: u64,
     access: Prot,
-) -> Result<Vec<ClientMemory>, Status> {
+) -> Result<Vec<Piece<'m>>, Status> {
     let pieces = pieces(dma, command, len)?;
     for _ in 0..ATTEMPTS {
         let mut held = Vec::with_capacity(pieces.len());
@@ -50,7 +49,7 @@ pub(super) fn hold(
 }
 
 /// Where the bytes are.
-fn pieces(dma: &ClientDma, command: &Command, len: u64) -> Result<Vec<(u64, u64)>, Status> {
+fn pieces(dma: &GuestMemory, command: &Command, len: u64) -> Result<Vec<(u64, u64)>, Status> {
     let (prp1, prp2) = (command.prp1(), command.prp2());
     if !prp1.is_multiple_of(4) {
         return Err(Status::PRP_OFFSET);
@@ -71,7 +70,7 @@ fn pieces(dma: &ClientDma, command: &Command, len: u64) -> Result<Vec<(u64, u64)
 
 /// Reads lists of entries for `left` bytes.
 fn list(
-    dma: &ClientDma,
+    dma: &GuestMemory,
     mut at: u64,
     mut left: u64,
     pieces: &mut Vec<(u64, u64)>,

@@ -6,12 +6,15 @@ use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use dmaspan_nvme_server::{Disk, Report, Session, WireError};
+use dmaspan_nvme_server::{Disk, GuestMemory, Report, Session, WireError};
 use dmaspan_vfio_user::ClientDma;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::judge::Judge;
 
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const DMA_MAP: u16 = 2;
@@ -34,6 +37,7 @@ pub(crate) fn memfd(len: u64) -> File {
 
 pub(crate) struct Client {
     pub(crate) socket: UnixStream,
+    judge: Arc<Judge>,
     serving: JoinHandle<(Report, Result<(), WireError>)>,
     next: u16,
 }
@@ -43,8 +47,10 @@ impl Client {
     pub(crate) fn new(disk: &File, threads: usize) -> Self {
         let (socket, served) = UnixStream::pair().unwrap();
         let disk = Disk::new(disk.try_clone().unwrap()).unwrap();
-        let session = Session::new(disk, ClientDma::default(), threads).unwrap();
-        Self { socket, serving: thread::spawn(move || session.serve(&served)), next: 1 }
+        let judge = Arc::new(Judge::new());
+        let memory = GuestMemory::from(ClientDma::default()).observed(judge.clone());
+        let session = Session::new(disk, memory, threads).unwrap();
+        Self { socket, judge, serving: thread::spawn(move || session.serve(&served)), next: 1 }
     }
 
     /// Sends a request and returns its number.
@@ -143,7 +149,10 @@ impl Client {
     /// Ends, and returns what the server says.
     pub(crate) fn end(self) -> (Report, Result<(), WireError>) {
         self.socket.shutdown(Shutdown::Both).unwrap();
-        self.serving.join().unwrap()
+        let ended = self.serving.join().unwrap();
+        let (_, errors) = self.judge.verdict();
+        assert_eq!(errors, Vec::<String>::new());
+        ended
     }
 
     /// Writes these bytes and nothing more, and returns what the server says.

@@ -4,4 +4,5 @@
 mod client;
 mod guest;
 mod hostile;
+mod judge;
 mod transfers;

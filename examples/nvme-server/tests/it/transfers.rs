@@ -6,10 +6,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use dmaspan::Prot;
+use dmaspan_nvme_server::Observer;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::client::{RESET, SET_IRQS, memfd};
 use crate::guest::*;
+use crate::judge::Judge;
 
 const DISK: u64 = 16 << 20;
 /// Pages of the largest command.
@@ -188,6 +191,55 @@ fn ram_goes_and_comes_in_pieces_under_load_and_no_command_notices() {
 }
 
 #[test]
+fn one_unmap_takes_512_maps_another_what_is_up_to_the_end_of_addresses_and_one_nothing() {
+    let disk = memfd(DISK);
+    let mut guest = Guest::new(&disk, 4);
+    let mut queue = guest.queue(1, ENTRIES, ENTRIES);
+    // As a guest's IOMMU has them: a map for each page, far from the queues, with the last at the
+    // end of all addresses.
+    let window = 0x1_0000_0000;
+    let top = u64::MAX - PAGE + 1;
+    let last = DATA + 512 * PAGE;
+    for round in 0..4_u64 {
+        let file = |offset| Some((guest.ram.as_fd(), offset));
+        let maps: Vec<u16> = (0..512)
+            .map(|n| (window + n * PAGE, DATA + n * PAGE))
+            .chain([(top, last)])
+            .map(|(address, offset)| guest.client.map(address, PAGE, file(offset)))
+            .collect();
+        for map in maps {
+            guest.client.answer(map).unwrap();
+        }
+        let io = |opcode, id: u16, prp1| {
+            let first = u32::from(id) * 8;
+            with_prps(command(opcode, id, 1, &[(10, first), (12, 7)]), prp1, 0)
+        };
+        for id in 0..32 {
+            guest.put(&mut queue, io(READ, id, window + (u64::from(id) * 16 + round) * PAGE));
+        }
+        guest.put(&mut queue, io(WRITE, 32, top));
+        guest.ring(&queue);
+        // The second finds nothing, and the third ends at 2^64.
+        for (address, len) in [(window, 512 * PAGE), (0x9_0000_0000, 1 << 32), (top, PAGE)] {
+            let unmap = guest.client.unmap(address, len);
+            assert_eq!(guest.client.answer(unmap).unwrap().len(), 24);
+        }
+        for _ in 0..33 {
+            let done = guest.wait(&mut queue);
+            assert!([0, 0x04].contains(&done.status), "{done:x?}");
+        }
+        // All of it is gone, and nothing else.
+        for address in [window, window + 511 * PAGE, top] {
+            assert_eq!(guest.run(&mut queue, io(READ, 1, address)).status, 0x04);
+        }
+        assert_eq!(guest.run(&mut queue, io(READ, 1, RAM + DATA)).status, 0);
+    }
+    let (report, ended) = guest.client.end();
+    ended.unwrap();
+    assert_eq!((report.refused, report.unmaps, report.most_regions), (0, 12, 514));
+}
+
+#[test]
 fn nothing_reaches_memory_after_its_unmap_was_answered() {
     let disk = memfd(DISK);
     disk.write_all_at(&pattern(1, DISK), 0).unwrap();
@@ -218,6 +270,23 @@ fn nothing_reaches_memory_after_its_unmap_was_answered() {
     let (report, ended) = guest.client.end();
     ended.unwrap();
     assert_eq!(report.counts.commands, 20 * 32);
+}
+
+#[test]
+fn a_use_of_memory_that_was_taken_back_or_never_given_is_found() {
+    let judge = Judge::new();
+    judge.gave(RAM, 2 * PAGE, Prot::READ_WRITE);
+    judge.gave(RAM + 2 * PAGE, PAGE, Prot::READ);
+    judge.used(RAM + PAGE, 2 * PAGE, Prot::READ);
+    judge.took(0, RAM);
+    judge.used(RAM + PAGE, 8, Prot::WRITE);
+    assert_eq!(judge.verdict(), (2, Vec::new()));
+    judge.used(RAM + 2 * PAGE, 8, Prot::WRITE);
+    judge.used(RAM - 8, 8, Prot::READ);
+    assert_eq!(judge.verdict().1.len(), 2);
+    judge.took(0, RAM + 2 * PAGE);
+    judge.used(RAM + PAGE, 8, Prot::READ);
+    assert_eq!(judge.verdict().1.len(), 3);
 }
 
 #[test]

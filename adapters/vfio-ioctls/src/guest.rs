@@ -93,7 +93,7 @@ impl Piece {
 }
 
 /// All memory of a guest, at the guest's own addresses, readable and writable: the fewest regions.
-/// Each keeps a clone of `guest`, or the file that it is of.
+/// All keep one clone of `guest`, or the file that they are of.
 ///
 /// # Errors
 ///
@@ -110,10 +110,11 @@ where
 {
     let mut all: Vec<&M::R> = guest.iter().collect();
     all.sort_by_key(|region| region.start_addr().raw_value());
+    let kept = Arc::new(guest.clone());
     let mut pieces: Vec<Piece> = Vec::with_capacity(all.len());
     for region in all {
         // SAFETY: the caller promises it, and a clone is kept.
-        let piece = unsafe { piece(region, || guest.clone()) }?;
+        let piece = unsafe { piece(region, || Arc::clone(&kept)) }?;
         match pieces.last_mut() {
             Some(last) if last.is_followed_by(&piece) => *last = last.joined(&piece)?,
             _ => pieces.push(piece),

@@ -75,6 +75,10 @@ ioctls, and lacks what only the kernel knows: pin, leaves, table_bytes, pin_ns,
 lookup_ns, table_ns. Its per_page has pages, page_bytes, ioctls, map_ns and
 unmap_ns, and its speedup compares bytes in a second.
 
+With --backend noiommu:BDF iommufd pins the memory for a device without an IOMMU
+and says by physical addresses where it is, one span a request (Linux 7.3). As
+root the program compares them with what pagemap says.
+
 With --bar N the kernel maps the registers of BAR N of the device for the device
 itself, as it maps them for another device that is to reach them (peer-to-peer):
 by their address in this process with vfio, as a dma-buf with iommufd. Each run
@@ -124,13 +128,14 @@ pub(crate) struct MapArgs {
     pub(crate) memory: Vec<MemoryKind>,
 
     /// The IOMMU to map with: soft, vfio:BDF, iommufd:BDF,
-    /// compat:BDF
+    /// compat:BDF, noiommu:BDF
     /// [default: soft]
     ///
     /// soft     a software IOMMU in this process
     /// vfio     the kernel, asked by VFIO (container and group)
     /// iommufd  the kernel, asked by iommufd
     /// compat   iommufd, asked as if it were VFIO's container
+    /// noiommu  none: iommufd pins for a device without one
     #[arg(
         long,
         verbatim_doc_comment,
@@ -191,8 +196,8 @@ fn backend(text: &str) -> Result<BackendArg, String> {
     }
     let real = text.split_once(':').and_then(|(name, bdf)| Some((name.parse().ok()?, bdf)));
     let Some((backend, bdf)) = real else {
-        return Err("--backend takes soft, or vfio:, iommufd: or compat: before the address of a \
-                    PCI device, as in vfio:0000:00:05.0"
+        return Err("--backend takes soft, or vfio:, iommufd:, compat: or noiommu: before the \
+                    address of a PCI device, as in vfio:0000:00:05.0"
             .to_owned());
     };
     Ok(BackendArg::Real(backend, bdf.parse::<Bdf>().map_err(|error| error.to_string())?))

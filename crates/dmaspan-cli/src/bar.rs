@@ -23,6 +23,8 @@ enum BarError {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Range(#[from] RangeError),
+    #[error("without an IOMMU no device reaches registers by IOVAs: use vfio: or iommufd:")]
+    NoSpace,
     #[error("no aperture of the IOMMU has room for the {} of the BAR", ByteSize::new(*bytes))]
     NoRoom { bytes: u64 },
     #[error("mapping failed: {0}")]
@@ -67,11 +69,11 @@ fn measure(
     limits: &Limits,
     progress: &Progress,
 ) -> Result<BarFigures, BarError> {
-    let space = &iommu.space;
+    let (space, device) = iommu.space().ok_or(BarError::NoSpace)?;
     let mut series = Both::<Series>::default();
     let (mut bytes, mut alignment, mut requests) = (0, 0, Requests::default());
     for _ in 0..plan.runs {
-        let bar = iommu.device.bar(plan.index)?;
+        let bar = device.bar(plan.index)?;
         (bytes, alignment) = (bar.len(), bar.alignment());
         let range = room(limits, bytes, alignment).ok_or(BarError::NoRoom { bytes })?;
         let before = space.requests();

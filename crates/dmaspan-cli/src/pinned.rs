@@ -150,7 +150,7 @@ impl Counter {
     pub(crate) fn of_kernel(backend: Backend) -> Self {
         let field = match backend {
             Backend::Vfio => "VmLck",
-            Backend::Iommufd | Backend::Compat => "VmPin",
+            Backend::Iommufd | Backend::Compat | Backend::NoIommu => "VmPin",
         };
         Self { own: own(field), pages: None }
     }

@@ -87,7 +87,7 @@ fn real<A: FrameAddress>(
 ) -> Report {
     let limits = iommu.limits();
     let mut report = empty_report::<A>(plan, iommu.backend.name(), limits.granule());
-    let device = iommu.device.bdf().to_string();
+    let device = iommu.bdf.to_string();
     report.notes.extend(why_virtual.map(virtual_note));
     report.notes.push(format!(
         "no DMA was tried, because this program has no driver for {device}; the example \

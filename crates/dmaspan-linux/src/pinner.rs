@@ -72,7 +72,7 @@ pub struct PinnerStats {
     pub lookup_ns: u64,
     /// Nanoseconds that the kernel took to unpin.
     pub unpin_ns: u64,
-    /// Pagemap entries that were read.
+    /// Pagemap entries that were read, or requests that said where memory is.
     pub lookups: u64,
 }
 
@@ -306,7 +306,7 @@ pub struct LinuxPin {
 
 /// Says that a pin was dropped, unless it is forgotten.
 #[derive(Debug)]
-struct DropNote(UserRange);
+pub(crate) struct DropNote(pub(crate) UserRange);
 
 impl Drop for DropNote {
     fn drop(&mut self) {
@@ -445,14 +445,14 @@ fn offset_of(memory: &Memory, at: UserAddr, len: usize) -> Result<u64, LinuxPinE
 
 /// Whether a sink took a span, which a device may reach from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Took {
+pub(crate) enum Took {
     Nothing,
     Something,
 }
 
-struct Watched<'a, A> {
-    sink: &'a mut dyn SpanSink<A>,
-    took: Took,
+pub(crate) struct Watched<'a, A> {
+    pub(crate) sink: &'a mut dyn SpanSink<A>,
+    pub(crate) took: Took,
 }
 
 impl<A> SpanSink<A> for Watched<'_, A> {
@@ -463,6 +463,6 @@ impl<A> SpanSink<A> for Watched<'_, A> {
     }
 }
 
-fn ns_since(begin: Instant) -> u64 {
+pub(crate) fn ns_since(begin: Instant) -> u64 {
     u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -44,12 +44,16 @@ use core::time::Duration;
 use std::thread;
 use std::time::Instant;
 
-use dmaspan::regbuf::{Buffer, BuildError, ImportError, Keep, Segments, SegmentsBuilder};
-use dmaspan::{DmaAddr, DmaSpace as _, Prot, RangeError, Span};
+use dmaspan::regbuf::{
+    Buffer, BuildError, ImportError, Keep, PinBufferError, Segments, SegmentsBuilder,
+};
+use dmaspan::{DmaAddr, DmaSpace as _, PhysAddr, Prot, RangeError, Span};
 use dmaspan_drivers::Mmio as _;
+use dmaspan_linux::physical::{ContiguousMemory, PhysicalMemory};
 use dmaspan_linux::plan::{MapError, MappedRegions, Mapper, PlanError, Region};
 use dmaspan_linux::vfio::{
-    self, Backend, Bar, BusMaster, DeviceError, IrqEvent, Msix, VfioDevice, VfioSpace,
+    self, Backend, Bar, BusMaster, DeviceError, IrqEvent, Msix, NoIommuPinError, NoIommuPinner,
+    VfioDevice, VfioSpace,
 };
 use dmaspan_linux::{Bdf, Memory, MemoryKind};
 
@@ -98,6 +102,9 @@ pub enum RegisterError {
     /// Its segments cannot be kept track of.
     #[error(transparent)]
     Segments(#[from] BuildError),
+    /// It cannot be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinBufferError<NoIommuPinError>),
     /// Segments and memory do not fit.
     #[error(transparent)]
     Import(#[from] ImportError),
@@ -110,16 +117,65 @@ pub struct VfioBuffer(Arc<Registered>);
 
 struct Registered {
     buffer: Buffer<DmaAddr>,
-    space: Mapper<VfioSpace>,
+    reach: Reach,
 }
 
-/// What a buffer keeps: a mapping, which owns the memory.
-struct Kept(Option<MappedRegions<VfioSpace>>);
+/// What gives memory to controllers.
+#[derive(Clone, Debug)]
+enum Reach {
+    /// It is mapped for their address space.
+    Mapped(Mapper<VfioSpace>),
+    /// It is pinned: they reach all memory.
+    Pinned(PhysicalMemory),
+}
 
-impl Keep<DmaAddr> for Kept {
+/// What a buffer keeps: a mapping or a pin, which owns the memory. Dropped, either ends, and leaks
+/// the memory where it cannot.
+struct Kept<T>(Option<T>);
+
+impl<T: Send + Sync> Keep<DmaAddr> for Kept<T> {
     fn end(&mut self, _segments: &Segments<DmaAddr>) {
-        // Dropped, it unmaps the memory, and leaks it where it cannot.
         self.0 = None;
+    }
+}
+
+/// A controller without an IOMMU, which is told physical addresses: iommufd pins for it (Linux
+/// 7.3). A clone is the same one.
+#[derive(Clone, Debug)]
+pub struct Untranslated {
+    pinner: NoIommuPinner,
+    memory: PhysicalMemory,
+}
+
+impl Untranslated {
+    /// Opens the controller `bdf`, which accesses no memory.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    pub fn open(bdf: Bdf) -> Result<Self, OpenError> {
+        let pinner = NoIommuPinner::new(bdf)?;
+        let memory = PhysicalMemory::pinned_by_iommufd(pinner.clone());
+        Ok(Self { pinner, memory })
+    }
+
+    /// What drives it, one at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    ///
+    /// # Safety
+    ///
+    /// No IOMMU keeps the controller from any memory: whoever has what is returned, or
+    /// [`Controller::access`](crate::Controller::access), writes registers as the driver does
+    /// alone, and tells the controller no addresses by them. It is asked for again only when the
+    /// driver has ended.
+    pub unsafe fn access(&self) -> Result<VfioAccess, OpenError> {
+        // SAFETY: the driver tells it of memory that is pinned while it uses it (the contract of
+        // `Access`), and nobody else tells it anything (the caller's promise).
+        let device = unsafe { self.pinner.device() };
+        VfioAccess::new(Reach::Pinned(self.memory.clone()), device)
     }
 }
 
@@ -141,7 +197,27 @@ impl VfioBuffer {
         // forever where it cannot be unmapped. All accesses to a `Memory` are of atomic words, so
         // nothing breaks either if somebody maps another one there behind the mapper's back.
         let buffer = unsafe { Buffer::new(segments, user, prot, Box::new(Kept(Some(mapped)))) }?;
-        Ok(Self(Arc::new(Registered { buffer, space: space.clone() })))
+        Ok(Self(Arc::new(Registered { buffer, reach: Reach::Mapped(space.clone()) })))
+    }
+
+    /// Pins a memory, which is as many segments as it is contiguous parts, for controllers without
+    /// an IOMMU.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`].
+    pub fn pinned(by: &Untranslated, memory: &Arc<Memory>) -> Result<Self, RegisterError> {
+        let prot = Prot::READ_WRITE;
+        let pinned = by.pinner.pin_whole(memory, prot)?;
+        let mut builder = SegmentsBuilder::new();
+        for segment in pinned.segments().iter() {
+            builder.push(Span::new(DmaAddr::new(segment.start().get()), segment.len())?)?;
+        }
+        let (segments, user) = (builder.build()?, memory.user_range());
+        // SAFETY: the pin owns the memory, which stays there until `end` lets go of it, and
+        // forever where it cannot be unpinned. All accesses to a `Memory` are of atomic words.
+        let buffer = unsafe { Buffer::new(segments, user, prot, Box::new(Kept(Some(pinned)))) }?;
+        Ok(Self(Arc::new(Registered { buffer, reach: Reach::Pinned(by.memory.clone()) })))
     }
 
     /// Returns what is registered, at the addresses that devices see.
@@ -166,8 +242,8 @@ pub struct VfioAccess {
     interrupts: Option<Msix>,
     /// Dropped, the kernel resets the device.
     device: VfioDevice,
-    /// What maps for the space that the device was opened in.
-    space: Mapper<VfioSpace>,
+    /// What gives it memory.
+    reach: Reach,
 }
 
 impl VfioAccess {
@@ -179,7 +255,7 @@ impl VfioAccess {
     pub fn open(backend: Backend, bdf: Bdf) -> Result<(Mapper<VfioSpace>, Self), OpenError> {
         let (space, device) = VfioSpace::open(backend, bdf)?;
         let space = Mapper::new(space)?;
-        let access = Self::new(&space, device)?;
+        let access = Self::new(Reach::Mapped(space.clone()), device)?;
         Ok((space, access))
     }
 
@@ -189,14 +265,14 @@ impl VfioAccess {
     ///
     /// [`OpenError`].
     pub fn attach(space: &Mapper<VfioSpace>, bdf: Bdf) -> Result<Self, OpenError> {
-        Self::new(space, space.space().attach(bdf)?)
+        Self::new(Reach::Mapped(space.clone()), space.space().attach(bdf)?)
     }
 
-    /// A device that was opened in this space.
-    fn new(space: &Mapper<VfioSpace>, device: VfioDevice) -> Result<Self, OpenError> {
+    /// A device that has memory by that.
+    fn new(reach: Reach, device: VfioDevice) -> Result<Self, OpenError> {
         let registers = device.bar(0).map_err(OpenError::Registers)?;
         device.set_bus_master(BusMaster::On).map_err(OpenError::BusMaster)?;
-        Ok(Self { registers, interrupts: None, device, space: space.clone() })
+        Ok(Self { registers, interrupts: None, device, reach })
     }
 
     /// The same with `vectors` interrupts by MSI-X. Queues may share one if the same thread waits
@@ -216,18 +292,27 @@ impl VfioAccess {
     }
 }
 
-/// Memory of the driver's own, mapped.
+/// Memory of the driver's own, mapped or pinned.
 #[derive(Debug)]
 pub struct Shared {
-    memory: Arc<Memory>,
-    /// Which word is the first one that is at `addr`.
-    first: usize,
     addr: DmaAddr,
-    #[expect(dead_code, reason = "it is kept mapped")]
-    mapped: MappedRegions<VfioSpace>,
+    words: SharedWords,
 }
 
-// SAFETY: nobody else has a reference to the memory, which is mapped in one piece until this is
+#[derive(Debug)]
+enum SharedWords {
+    Mapped {
+        memory: Arc<Memory>,
+        /// Which word is the first one that is at `addr`.
+        first: usize,
+        #[expect(dead_code, reason = "it is kept mapped")]
+        mapped: MappedRegions<VfioSpace>,
+    },
+    Pinned(ContiguousMemory),
+}
+
+// SAFETY: contiguous memory that is pinned is where it is, and its value's alone. Of what is mapped
+// nobody else has a reference to the memory, which is mapped in one piece until this is
 // dropped, for a device that was opened in the space. A program that maps another `Memory` there
 // behind the mapper's back makes the driver err, and breaks no memory: the kernel lets a device
 // reach what is mapped for it alone, which are atomic words.
@@ -238,7 +323,12 @@ unsafe impl SharedMemory for Shared {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        self.memory.words().get(self.first..).unwrap_or_default()
+        match &self.words {
+            SharedWords::Mapped { memory, first, .. } => {
+                memory.words().get(*first..).unwrap_or_default()
+            }
+            SharedWords::Pinned(memory) => memory.words(),
+        }
     }
 }
 
@@ -249,8 +339,9 @@ std::thread_local! {
 
 // SAFETY: 1. The process has the device to itself, since the kernel gives a group or a cdev to one
 // alone. Code that opens it twice in the process, or writes its registers beside the driver, makes
-// the driver err, and no more: see `Shared`. 2. A buffer is given only if it is mapped in the
-// controller's space, where it stays as long as a clone exists. 3. As above.
+// the driver err, and no more: see `Shared`; of one without an IOMMU `Untranslated::access` has the
+// caller's promise. 2. A buffer is given only if it is mapped in the controller's space or pinned,
+// where it stays as long as a clone exists. 3. As above.
 unsafe impl Access for VfioAccess {
     type Memory = Shared;
     type Buffer = VfioBuffer;
@@ -280,22 +371,36 @@ unsafe impl Access for VfioAccess {
     }
 
     fn allocate(&self, bytes: u64, align: u64) -> Result<Shared, AllocateError> {
-        let page = MemoryKind::Base.page_size().max(self.space.space().limits().granule());
+        let space = match &self.reach {
+            Reach::Mapped(space) => space,
+            Reach::Pinned(memory) => {
+                let memory = memory.allocate(bytes, align, PhysAddr::new(u64::MAX))?;
+                let addr = DmaAddr::new(memory.span().start().get());
+                return Ok(Shared { addr, words: SharedWords::Pinned(memory) });
+            }
+        };
+        let page = MemoryKind::Base.page_size().max(space.space().limits().granule());
         // The mapper aligns to pages. Where that is not enough, a part of what it maps is.
         let len = bytes.checked_add(align.saturating_sub(page)).ok_or(BuildError::TooLong)?;
         let len = len.checked_next_multiple_of(page).ok_or(BuildError::TooLong)?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, len)?);
-        let mapped = self.space.map([Region::whole(&memory, Prot::READ_WRITE)])?;
+        let mapped = space.map([Region::whole(&memory, Prot::READ_WRITE)])?;
         let start = mapped.iova(0).ok_or("the mapping has no IOVA")?.get();
         let skip = start.wrapping_neg() & align.saturating_sub(1);
         let (first, addr) = (usize::try_from(skip / 8)?, DmaAddr::new(start + skip));
-        Ok(Shared { memory, first, addr, mapped })
+        Ok(Shared { addr, words: SharedWords::Mapped { memory, first, mapped } })
     }
 
     #[inline]
     fn buffer<'b>(&self, buffer: &'b VfioBuffer) -> Option<&'b Buffer<DmaAddr>> {
-        // Handles of one mapper have the same space.
-        ptr::eq(buffer.0.space.space(), self.space.space()).then_some(&buffer.0.buffer)
+        let is_reached = match (&buffer.0.reach, &self.reach) {
+            // Handles of one mapper have the same space.
+            (Reach::Mapped(of), Reach::Mapped(own)) => ptr::eq(of.space(), own.space()),
+            // Where nothing translates, what is pinned for one is where it is for all.
+            (Reach::Pinned(_), Reach::Pinned(_)) => true,
+            _ => false,
+        };
+        is_reached.then_some(&buffer.0.buffer)
     }
 
     fn pause(&self, polls: u32, limit: Duration) -> Pause {

@@ -187,6 +187,13 @@ pub(super) const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
+        name: "noiommu",
+        on: &[On::Iommufd],
+        cmdline: "intel_iommu=off vfio.enable_unsafe_noiommu_mode=1",
+        commands: &[NVME, HUGEPAGES, DEVICE, "dmaspan-guest cases --backend noiommu noiommu/"],
+        ..PLAIN
+    },
+    Boot {
         name: "narrow",
         on: &[On::Iommufd],
         qemu: &["-global", "intel-iommu.aw-bits=39"],

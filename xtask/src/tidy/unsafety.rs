@@ -70,8 +70,8 @@ const PARTS: [Part; 14] = [
     },
     Part {
         at: "crates/dmaspan-linux/src/",
-        // What adopts the files of others.
-        declares: &[("vfio/type1.rs", "fn"), ("vfio/ioas.rs", "fn")],
+        // What adopts the files of others, and what hands out a device that reaches all memory.
+        declares: &[("vfio/type1.rs", "fn"), ("vfio/ioas.rs", "fn"), ("vfio/noiommu.rs", "fn")],
         promises: &[("", "Pinner"), ("", "PoolMemory"), ("physical/", "DmaMemory")],
         places: &["sys/", "sys.rs", "mem/", "mem.rs", "physical/tests.rs"],
         otherwise: "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
@@ -111,9 +111,9 @@ const PARTS: [Part; 14] = [
         at: "crates/dmaspan-guest/src/",
         declares: &[],
         promises: &[],
-        places: &["cases/plain.rs", "cases/adopted.rs", "measure/raw.rs"],
+        places: &["cases/plain.rs", "cases/adopted.rs", "cases/noiommu.rs", "measure/raw.rs"],
         otherwise: "unsafe code of the guests' program stands in `cases/plain.rs`, \
-                    `cases/adopted.rs` and `measure/raw.rs`",
+                    `cases/adopted.rs`, `cases/noiommu.rs` and `measure/raw.rs`",
     },
     Part {
         at: "crates/dmaspan-peers/src/",
@@ -185,7 +185,12 @@ const PARTS: [Part; 14] = [
         declares: &[("access.rs", "trait"), ("io.rs", "fn")],
         promises: &[],
         // They promise what VFIO does, that an allocator is one, and that PRPs are right.
-        places: &["vfio.rs", "bin/dmaspan-nvme/counting.rs", "bin/dmaspan-nvme/hand.rs"],
+        places: &[
+            "vfio.rs",
+            "bin/dmaspan-nvme/counting.rs",
+            "bin/dmaspan-nvme/hand.rs",
+            "bin/dmaspan-nvme/space.rs",
+        ],
         otherwise: "the NVMe driver has no unsafe code: what it relies on is promised in \
                     `vfio.rs`, by whoever implements the traits of `access.rs`",
     },

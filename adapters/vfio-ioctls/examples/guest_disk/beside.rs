@@ -12,13 +12,13 @@ use vm_memory::{
 };
 
 /// A page that is in the way of a region, and what is behind it.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 const TURNS: u32 = 8;
 
 /// Where the guest has a region, its length, and where this process has it.
-type Placed = (u64, usize, *mut u8);
+pub(crate) type Placed = (u64, usize, *mut u8);
 
-fn regions(guest: &GuestMemoryMmap) -> Result<Vec<Placed>, Box<dyn Error>> {
+pub(crate) fn regions(guest: &GuestMemoryMmap) -> Result<Vec<Placed>, Box<dyn Error>> {
     guest
         .iter()
         .map(|region| {
@@ -29,7 +29,10 @@ fn regions(guest: &GuestMemoryMmap) -> Result<Vec<Placed>, Box<dyn Error>> {
 }
 
 /// As `VfioContainer::vfio_map_guest_memory` does: region after region, up to the first that fails.
-fn plain_map(theirs: &dyn VfioOps, guest: &GuestMemoryMmap) -> Result<(), Box<dyn Error>> {
+pub(crate) fn plain_map(
+    theirs: &dyn VfioOps,
+    guest: &GuestMemoryMmap,
+) -> Result<(), Box<dyn Error>> {
     regions(guest)?.into_iter().try_for_each(|(at, len, host)| {
         // SAFETY: it is memory of vm-memory, which lives until the end of `main`.
         Ok(unsafe { theirs.vfio_dma_map(at, len, host) }?)
@@ -43,7 +46,7 @@ fn plain_unmap(theirs: &dyn VfioOps, guest: &GuestMemoryMmap) -> Result<usize, B
 }
 
 /// What the kernel counts for the process, in KiB.
-fn pinned() -> Result<u64, Box<dyn Error>> {
+pub(crate) fn pinned() -> Result<u64, Box<dyn Error>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let of = |line: &str| line.split_whitespace().nth(1)?.parse::<u64>().ok();
     let lines =

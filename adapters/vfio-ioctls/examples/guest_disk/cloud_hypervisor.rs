@@ -1,12 +1,8 @@
 //! The shape in which cloud-hypervisor maps for its virtual IOMMU and for virtio-mem, over dmaspan.
 //!
 //! [`ExternalDmaMapping`] is declared as vm-device/src/dma_mapping of cloud-hypervisor 53 has it; a
-//! VMM imports its own. What cloud-hypervisor's own implementation does not do:
-//!
-//! - an unmap that covers several mappings and gaps succeeds, as the guest may ask for it; one that
-//!   cuts a mapping is refused, and then nothing is unmapped;
-//! - a range that crosses regions of the guest is mapped, all of it or nothing;
-//! - the error is the kernel's, with its errno.
+//! VMM imports its own. Here, other than there, an unmap may cover several mappings and gaps, and
+//! changes nothing where it would cut one; a range across regions is mapped, all of it or nothing.
 
 use std::io;
 use std::ptr::NonNull;
@@ -33,40 +29,32 @@ pub(crate) struct GuestDma<'s, S> {
 
 impl<S: MemorySpace + Send + Sync> ExternalDmaMapping for GuestDma<'_, S> {
     fn map(&self, iova: u64, gpa: u64, size: u64) -> io::Result<()> {
-        let guest = self.guest.memory();
-        let mut next = Iova::new(iova);
-        let length = usize::try_from(size).map_err(io::Error::other)?;
-        for slice in guest.get_slices(GuestAddress(gpa), length) {
-            let mapped = slice.map_err(io::Error::other).and_then(|slice| {
-                let start = NonNull::new(slice.ptr_guard_mut().as_ptr());
-                let start = start.ok_or_else(|| io::Error::other("no address"))?;
-                // SAFETY: vm-memory accesses it as volatile, and it lives as long as the clone.
-                let memory = unsafe { Memory::foreign(start, slice.len() as u64, guest.clone()) };
-                let memory = Arc::new(memory.map_err(io::Error::other)?);
-                let mapped = self.space.map(&memory, memory.user_range(), next, Prot::READ_WRITE);
-                mapped.map_err(|error| self.error(&error)).map(|()| memory.len())
-            });
-            match mapped {
-                Ok(len) => next = next.checked_add(len).unwrap_or(next),
-                Err(error) => {
-                    if next.get() != iova {
-                        self.unmap(iova, next.get() - iova)?;
-                    }
-                    return Err(error);
-                }
-            }
+        let all = IovaRange::from_len(Iova::new(iova), size).map_err(io::Error::other)?;
+        let (guest, mut len) = (self.guest.memory(), 0);
+        let size = usize::try_from(size).map_err(io::Error::other)?;
+        let mut slices = guest.get_slices(GuestAddress(gpa), size);
+        let done = slices.try_for_each(|slice| {
+            let slice = slice.map_err(io::Error::other)?;
+            let start =
+                NonNull::new(slice.ptr_guard_mut().as_ptr()).ok_or(io::ErrorKind::NotFound)?;
+            // SAFETY: vm-memory accesses it as volatile, and it lives as long as the clone.
+            let memory = unsafe { Memory::foreign(start, slice.len() as u64, guest.clone()) };
+            let memory = Arc::new(memory.map_err(io::Error::other)?);
+            let at = all.start().wrapping_add(len);
+            let mapped = self.space.map(&memory, memory.user_range(), at, Prot::READ_WRITE);
+            mapped.map_err(|error| io::Error::from_raw_os_error(self.space.errno(&error).get()))?;
+            len += memory.len();
+            Ok(())
+        });
+        if done.is_err() && len > 0 {
+            self.unmap(iova, len)?;
         }
-        Ok(())
+        done
     }
 
     fn unmap(&self, iova: u64, size: u64) -> io::Result<()> {
         let range = IovaRange::from_len(Iova::new(iova), size).map_err(io::Error::other)?;
-        self.space.unmap(range).map(drop).map_err(|error| self.error(&error))
-    }
-}
-
-impl<S: MemorySpace> GuestDma<'_, S> {
-    fn error(&self, error: &S::Error) -> io::Error {
-        io::Error::from_raw_os_error(self.space.errno(error).get())
+        let unmapped = self.space.unmap(range).map(drop);
+        unmapped.map_err(|error| io::Error::from_raw_os_error(self.space.errno(&error).get()))
     }
 }

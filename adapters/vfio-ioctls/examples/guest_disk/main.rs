@@ -4,7 +4,8 @@
 //! The guest has 64 MiB at 0, of a file, a hole, and 32 MiB at 4 GiB, without one. The controller
 //! reads its disk into both, and into a DIMM that comes and goes. Then mappings of a virtual IOMMU
 //! come, which one unmap takes away over the gaps between them. `beside` shows what a map that
-//! fails leaves behind, and counts.
+//! fails leaves behind, and counts; `held` pins the guest's memory once for a virtual IOMMU, and
+//! `drop_in` maps by `VfioOps`.
 //!
 //! Called with a function that has VFIO's driver: `guest_disk 0000:00:05.0 container|iommufd`.
 
@@ -13,6 +14,8 @@
 
 mod beside;
 mod cloud_hypervisor;
+mod drop_in;
+mod held;
 mod nvme;
 
 use std::error::Error;
@@ -70,17 +73,16 @@ fn check(nvme: &mut Nvme<'_>, guest: &GuestMemoryMmap, at: u64) -> Result<(), Bo
 /// What dmaspan maps with, the device, and what vfio-ioctls maps with.
 type Opened = (Shared, VfioDevice, Arc<dyn VfioOps>);
 
-fn open(bdf: &str, space: &str) -> Result<Opened, Box<dyn Error>> {
-    let path = Path::new("/sys/bus/pci/devices").join(bdf);
+fn open(path: &Path, space: &str) -> Result<Opened, Box<dyn Error>> {
     if space == "iommufd" {
         let theirs = Arc::new(VfioIommufd::new(Arc::new(IommuFd::new()?), None, None)?);
-        let device = VfioDevice::new(&path, theirs.clone(), true)?;
+        let device = VfioDevice::new(path, theirs.clone(), true)?;
         // SAFETY: of what it maps this program unmaps nothing but by it.
         let shared = unsafe { Shared::iommufd(theirs.clone())? };
         return Ok((shared, device, theirs));
     }
     let theirs = Arc::new(VfioContainer::new(None)?);
-    let device = VfioDevice::new(&path, theirs.clone(), false)?;
+    let device = VfioDevice::new(path, theirs.clone(), false)?;
     // SAFETY: as above.
     let shared = unsafe { Shared::container(theirs.clone())? };
     Ok((shared, device, theirs))
@@ -94,7 +96,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let low = region(LAYOUT[0], file(LAYOUT[0].1)?)?;
     let guest = GuestMemoryMmap::from_regions(vec![low, region(LAYOUT[1], None)?])?;
-    let (shared, device, theirs) = open(bdf, space)?;
+    let path = Path::new("/sys/bus/pci/devices").join(bdf);
+    let (shared, device, theirs) = open(&path, space)?;
 
     // ANCHOR: map
     // SAFETY: it is memory of vm-memory, which accesses it as volatile.
@@ -130,5 +133,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     mapped.unmap()?;
     assert_eq!((shared.space().mappings(), shared.mapper().mapped_bytes()), (0, 0));
     beside::failures(&shared, &*theirs, &guest)?;
-    beside::counts(&shared, &*theirs, &guest)
+    beside::counts(&shared, &*theirs, &guest)?;
+    if let Some(iommufd) = theirs.as_any().downcast_ref::<VfioIommufd>() {
+        held::pinned_once(iommufd, &device, bdf.parse()?, &guest)?;
+    }
+    let reopen = || VfioDevice::new(&path, theirs.clone(), space == "iommufd");
+    drop_in::drop_in(&shared, &guest, device, &reopen)
 }

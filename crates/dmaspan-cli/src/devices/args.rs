@@ -20,8 +20,10 @@ This program opens and changes nothing: run the commands yourself, as root.
 With --format json the report is one object: iommu, hints and devices. Each
 device has bdf, vendor, device, class, class_name, driver, driver_override,
 kind, present, bridge, numa_node, bars, group, group_node, cdev_node, uses,
-type1, iommufd and give_back. type1 and iommufd have usable, reasons (name and
-text) and commands; a command that begins with # is a step to take by hand.";
+type1, iommufd, noiommu and give_back. type1, iommufd and noiommu have usable,
+reasons (name and text) and commands; a command that begins with # is a step to
+take by hand. noiommu is iommufd without an IOMMU: the device reaches all memory,
+and the program tells it physical addresses (Linux 7.3).";
 
 pub(crate) const DEVICES_EXAMPLES: &str = "\
 Examples:

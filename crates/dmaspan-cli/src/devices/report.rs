@@ -45,6 +45,8 @@ pub(super) struct Device {
     pub(super) uses: Vec<String>,
     pub(super) type1: Verdict,
     pub(super) iommufd: Verdict,
+    /// Without an IOMMU.
+    pub(super) noiommu: Verdict,
     /// What gives it back to its driver.
     pub(super) give_back: Vec<String>,
 }
@@ -156,6 +158,7 @@ fn device(system: &System, function: &Function) -> Device {
         uses: texts(&function.uses),
         type1: Verdict::new(system, function, Backend::Vfio),
         iommufd: Verdict::new(system, function, Backend::Iommufd),
+        noiommu: Verdict::new(system, function, Backend::NoIommu),
         give_back: texts(&system.give_back(function)),
     }
 }

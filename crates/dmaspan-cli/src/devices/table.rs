@@ -66,7 +66,7 @@ fn heading(report: &Report) -> String {
 }
 
 const fn is_usable(device: &Device) -> bool {
-    device.type1.usable || device.iommufd.usable
+    device.type1.usable || device.iommufd.usable || device.noiommu.usable
 }
 
 /// One row for each function, ordered by groups.
@@ -95,7 +95,8 @@ fn table(devices: &[Device]) -> Table {
 /// By what it is usable, or the reason that decides, in a word or two.
 fn usable(device: &Device) -> String {
     let (right, wrong) = (Marks::Plain.right(), Marks::Plain.wrong());
-    let ways = [("type1", &device.type1), ("iommufd", &device.iommufd)];
+    let ways =
+        [("type1", &device.type1), ("iommufd", &device.iommufd), ("noiommu", &device.noiommu)];
     let open: Vec<&str> =
         ways.iter().filter(|(_, verdict)| verdict.usable).map(|(name, _)| *name).collect();
     if !open.is_empty() {
@@ -169,7 +170,8 @@ fn group(group: &GroupRow, own: &str) -> String {
     format!("group {} ({}), {with}", group.number, group.domain)
 }
 
-/// Why not, and what to do about it, of both ways; said once where it is the same.
+/// Why not, and what to do about it, of both ways; said once where it is the same. Of the way
+/// without an IOMMU only where it is open, or can be opened.
 fn push_verdicts(text: &mut String, device: &Device) {
     let (type1, iommufd) = (&device.type1, &device.iommufd);
     if type1 == iommufd {
@@ -177,6 +179,10 @@ fn push_verdicts(text: &mut String, device: &Device) {
     } else {
         push_verdict(text, "type1", type1);
         push_verdict(text, "iommufd", iommufd);
+    }
+    let noiommu = &device.noiommu;
+    if !noiommu.reasons.iter().any(|reason| reason.is_final) {
+        push_verdict(text, "noiommu", noiommu);
     }
 }
 

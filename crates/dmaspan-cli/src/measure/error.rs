@@ -9,7 +9,7 @@ use dmaspan_linux::pagemap::PagemapError;
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::plan::PlanError;
 use dmaspan_linux::registration::RegisterError;
-use dmaspan_linux::vfio;
+use dmaspan_linux::vfio::{self, NoIommuPinError};
 
 use crate::per_page::PerPageError;
 use crate::pinned::{NotPinned, StillPinned};
@@ -72,6 +72,10 @@ pub(crate) enum RowError {
     MappedTwice { range: IovaRange },
     #[error("the kernel refused to map {range} twice, but by the wrong error: {source}")]
     NotAnOverlap { range: IovaRange, source: vfio::Error },
+    #[error("pinning failed: {0}")]
+    NoIommuPin(#[source] NoIommuPinError),
+    #[error("the kernel tells other physical addresses of {user} than pagemap does")]
+    OtherSpans { user: UserRange },
     #[error(transparent)]
     StillPinned(#[from] StillPinned),
     #[error(

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot};
+use dmaspan::{Errno, Iova, IovaRange, Limits, Prot, Span};
 use dmaspan_linux::plan::{Plan, Region};
 use dmaspan_linux::vfio::Requests;
-use dmaspan_linux::{FrameAddress, FrameSource, PinnerStats};
+use dmaspan_linux::{FrameAddress, FrameMode, FrameSource, PinnerStats};
 
 use super::{Backend, FirstRun, RowError, Subject, Timed, unmap_all};
 use crate::pinned::{Counter, Witness};
@@ -28,7 +28,7 @@ pub(crate) struct Real<'a, A: FrameAddress> {
 impl<A: FrameAddress> Drop for Real<'_, A> {
     fn drop(&mut self) {
         // What cannot be unmapped keeps its memory, which the row has said if it came so far.
-        let _ = self.iommu.space.unmap_all();
+        let _ = self.iommu.unmap(IovaRange::ALL);
     }
 }
 
@@ -48,6 +48,19 @@ impl<'a, A: FrameAddress> Real<'a, A> {
         }
     }
 
+    /// Whether the spans that the kernel told are those of pagemap, where that shows frames. How
+    /// many they are.
+    fn compared(&self, subject: &Subject, told: &[Span]) -> Result<usize, RowError> {
+        if A::MODE == FrameMode::Physical {
+            let shown = subject.spans(self.frames)?;
+            let shown = shown.iter().map(|span| (span.start().get(), span.len()));
+            if !shown.eq(told.iter().map(|span| (span.start().get(), span.len()))) {
+                return Err(RowError::OtherSpans { user: subject.user });
+            }
+        }
+        Ok(told.len())
+    }
+
     /// Maps, has a look, and unmaps: what the kernel counts goes up and down again. Returns what
     /// counted it, and the requests of the map and of the unmap.
     fn checked_run(
@@ -57,7 +70,7 @@ impl<'a, A: FrameAddress> Real<'a, A> {
         unmap: &'static str,
         look: impl FnOnce() -> Result<(), RowError>,
     ) -> Result<(Witness, Requests), RowError> {
-        let requests = || self.iommu.space.requests();
+        let requests = || self.iommu.requests();
         let counter = Counter::of_kernel(self.iommu.backend);
         let before = requests();
         self.map(subject, range)?;
@@ -85,13 +98,11 @@ impl<'a, A: FrameAddress> Real<'a, A> {
     ) -> Result<(u64, u64), RowError> {
         let offset = subject.memory.offset_of(subject.user).unwrap_or(0);
         let page = subject.granule;
-        let space = &self.iommu.space;
         let begin = Instant::now();
         for at in (0..pages).map(|n| n * page) {
             let user = subject.memory.sub_range(offset + at, page)?;
             let iova = range.start().wrapping_add(at);
-            let mapped = space.map(&subject.memory, user, iova, Prot::READ_WRITE);
-            mapped.map_err(RowError::KernelMap)?;
+            self.iommu.map(&subject.memory, user, iova)?;
         }
         let map_ns = nanoseconds(begin.elapsed());
         let begin = Instant::now();
@@ -124,8 +135,13 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
         progress.begin(format!("{kind}: mapping, and looking at what is pinned"), 1);
         let mut spans = 0;
         let (witness, requests) = self.checked_run(subject, range, "first unmap", || {
-            self.map_again(subject, range)?;
-            spans = subject.spans(self.frames)?.len();
+            spans = match self.iommu.spans(range.start()) {
+                Some(told) => self.compared(subject, &told)?,
+                None => {
+                    self.map_again(subject, range)?;
+                    subject.spans(self.frames)?.len()
+                }
+            };
             Ok(())
         })?;
         // Nobody can say to this program what the device would find.
@@ -133,13 +149,11 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
     }
 
     fn map(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
-        let space = &self.iommu.space;
-        let mapped = space.map(&subject.memory, subject.user, range.start(), Prot::READ_WRITE);
-        mapped.map_err(RowError::KernelMap)
+        self.iommu.map(&subject.memory, subject.user, range.start())
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, RowError> {
-        self.iommu.space.unmap(range).map_err(RowError::KernelUnmap)
+        self.iommu.unmap(range)
     }
 
     /// The kernel does not tell where the time goes.
@@ -148,7 +162,7 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
     }
 
     fn check_left(&self, unmap: &'static str) -> Result<(), RowError> {
-        let (mappings, left) = (self.iommu.space.mappings(), self.iommu.limits().mappings_left);
+        let (mappings, left) = (self.iommu.mappings(), self.iommu.limits().mappings_left);
         let expected = self.empty.mappings_left;
         if mappings == 0 && left == expected {
             return Ok(());
@@ -173,9 +187,9 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
         let all = subject.bytes() / subject.granule;
         let pages = all.min(self.empty.mappings_left.unwrap_or(u64::MAX)).min(MOST_PAGES);
         // The first run is not timed: the kernel allocates its tables.
-        let before = self.iommu.space.requests();
+        let before = self.iommu.requests();
         self.pages_once(subject, range, pages)?;
-        let ioctls = since(before, self.iommu.space.requests());
+        let ioctls = since(before, self.iommu.requests());
         let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
         for _ in 0..timed.runs {
             let (map, unmap) = self.pages_once(subject, range, pages)?;

@@ -41,7 +41,7 @@ const fn legend_of_bar(backend: Backend) -> &'static str {
             "Each run maps the registers into this process anew, untimed. So the total of a map \
              includes the page faults by which the kernel finds them there."
         }
-        Backend::Iommufd => {
+        Backend::Iommufd | Backend::NoIommu => {
             "The kernel finds the registers by a dma-buf. The total of a map includes the request \
              for it; the number of ioctls does not."
         }

@@ -75,6 +75,9 @@ pub(crate) fn heading(report: &Report) -> String {
             let by = name(*backend);
             format!("BAR {index} of {device}, {size}, mapped for the device itself by {by}")
         }
+        Some(RealDevice { device, backend: backend @ Backend::NoIommu, .. }) => {
+            format!("{size} of each kind of memory, pinned for {device} by {}", name(*backend))
+        }
         Some(RealDevice { device, backend, .. }) => {
             format!("{size} of each kind of memory, mapped for {device} by {}", name(*backend))
         }
@@ -99,11 +102,17 @@ const fn name(backend: Backend) -> &'static str {
         Backend::Vfio => "VFIO type1",
         Backend::Iommufd => "iommufd",
         Backend::Compat => "iommufd in place of VFIO type1",
+        Backend::NoIommu => "iommufd without an IOMMU",
     }
 }
 
 /// What the IOMMU can map.
 fn limits(real: &RealDevice) -> String {
+    if real.backend == Backend::NoIommu {
+        return "It reaches all memory, at physical addresses, which the kernel tells one span a \
+                request; IOVAs are names of pins"
+            .to_owned();
+    }
     let iommu = &real.iommu;
     let range = |[first, last]: &[u64; 2]| format!("{first:#x}..={last:#x}");
     let apertures: Vec<String> = iommu.apertures.iter().map(range).collect();

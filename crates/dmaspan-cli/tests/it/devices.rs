@@ -129,6 +129,12 @@ fn the_json_says_everything_by_names_that_scripts_use() {
     let machine = machine();
     machine.bound(NVME, 3).cdev(NVME, "vfio0");
     let usable = json!({"usable": true, "reasons": [], "commands": []});
+    let text = "an IOMMU translates the accesses of 0000:00:05.0, which VFIO gives to nobody \
+        without it: use it by iommufd";
+    let translated = json!({
+        "usable": false, "reasons": [{"name": "translated", "text": text, "final": true}],
+        "commands": ["# use it by iommufd"],
+    });
     let expected = json!({
         "bdf": NVME, "vendor": "1b36", "device": "0010", "class": "010802",
         "class_name": "NVMe controller", "driver": "vfio-pci", "driver_override": null,
@@ -139,7 +145,7 @@ fn the_json_says_everything_by_names_that_scripts_use() {
             "members": [{"bdf": NVME, "driver": "vfio-pci", "blocks": false}],
         },
         "group_node": "/dev/vfio/3", "cdev_node": "/dev/vfio/devices/vfio0", "uses": [],
-        "type1": usable, "iommufd": usable,
+        "type1": usable, "iommufd": usable, "noiommu": translated,
         "give_back": [
             "echo > /sys/bus/pci/devices/0000:00:05.0/driver_override",
             "test ! -e /sys/bus/pci/devices/0000:00:05.0/driver || \
@@ -157,9 +163,31 @@ fn the_json_says_everything_by_names_that_scripts_use() {
 }
 
 #[test]
+fn a_function_without_an_iommu_is_usable_where_the_kernel_takes_it() {
+    let machine = Machine::new();
+    machine.remove("sys/class/iommu/dmar0").function(NVME, "0x010802", "nvme").vfio();
+    machine.file("proc/sys/kernel/osrelease", "7.2.13\n").file("proc/cpuinfo", "hypervisor");
+    let older = text(&machine, &[NVME]);
+    assert!(!older.contains("noiommu"), "{older}");
+    machine.file("proc/sys/kernel/osrelease", "7.3.4\n").node("dev/iommu", 0o660);
+    let newer = text(&machine, &[NVME]);
+    let on = "echo Y > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+    assert!(newer.contains("✗ noiommu: VFIO's mode without IOMMU is off"), "{newer}");
+    assert!(newer.contains(on) && newer.contains("echo vfio-pci > "), "{newer}");
+    machine.file("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n");
+    machine.driver(NVME, "vfio-pci").cdev(NVME, "noiommu-vfio0");
+    let usable = text(&machine, &[NVME]);
+    assert!(usable.contains("✓ usable by noiommu") && usable.contains("✓ noiommu"), "{usable}");
+    let noiommu = &device(&machine, NVME)["noiommu"];
+    assert_eq!(*noiommu, json!({"usable": true, "reasons": [], "commands": []}));
+    assert_eq!(device(&machine, NVME)["cdev_node"], "/dev/vfio/devices/noiommu-vfio0");
+}
+
+#[test]
 fn what_is_wrong_with_the_machine_is_said_once() {
     let machine = machine();
     machine.remove("sys/class/iommu/dmar0").file("sys/firmware/acpi/tables/DMAR", "");
+    machine.file("proc/sys/kernel/osrelease", "7.2.13\n");
     let text = text(&machine, &["--all"]);
     assert_eq!(text.matches("add intel_iommu=on").count(), 1, "{text}");
     assert_eq!(text.matches("✗ no IOMMU").count(), 3, "{text}");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use dmaspan_linux::pci::System;
 use dmaspan_linux::vfio::{Backend, VfioDevice, VfioSpace};
 
 use super::Result;
@@ -56,6 +57,8 @@ pub(crate) enum Need {
     Counted,
     /// Somebody named it: it takes minutes.
     Named,
+    /// The device has no IOMMU, and iommufd takes it. Other backends are not about it.
+    Untranslated,
     /// A second function, bound to vfio-pci, whose BAR 2 is memory.
     Peer,
 }
@@ -65,6 +68,8 @@ impl Need {
     pub(crate) fn is_about(self, backend: Backend) -> bool {
         match self {
             Self::OneOf(backends) => backends.contains(&backend),
+            Self::Untranslated => backend == Backend::NoIommu,
+            Self::Backend => backend != Backend::NoIommu,
             _ => true,
         }
     }
@@ -80,6 +85,13 @@ impl Need {
                 (!Path::new(path).exists()).then(|| format!("the kernel has no {path}"))
             }
             Self::OneOf(_) | Self::Named => None,
+            Self::Untranslated => {
+                let Ok(bdf) = context.device.parse() else {
+                    return Some(format!("{} is no PCI function", context.device));
+                };
+                let reasons = System::new().why_not(bdf, Backend::NoIommu);
+                reasons.first().map(ToString::to_string)
+            }
             Self::Hugepages(count) => {
                 let free = fs::read_to_string(FREE_HUGEPAGES).unwrap_or_default();
                 let free: u64 = free.trim().parse().unwrap_or(0);

@@ -398,7 +398,9 @@ fn no_registers(context: &Context) -> Result {
     match context.backend {
         Backend::Vfio => Err("type 1 does not map registers".into()),
         Backend::Iommufd => Ok(Outcome::Skipped("the kernel gives out no dma-buf".to_owned())),
-        Backend::Compat => Ok(Outcome::Skipped("iommufd maps no registers here".to_owned())),
+        Backend::Compat | Backend::NoIommu => {
+            Ok(Outcome::Skipped("iommufd maps no registers here".to_owned()))
+        }
     }
 }
 

@@ -44,6 +44,7 @@ mod forecast;
 mod guest;
 mod iommufd;
 mod mock;
+mod noiommu;
 mod nvme;
 mod pins;
 mod plain;
@@ -110,6 +111,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         plan::CASES,
         forecast::CASES,
         adopted::CASES,
+        noiommu::CASES,
     ];
     systems.into_iter().flatten()
 }

@@ -93,7 +93,7 @@ struct Mapped {
 }
 
 /// What the disk has from `byte` on.
-fn tagged(byte: u64) -> impl FnMut(u64) -> u64 {
+pub(super) fn tagged(byte: u64) -> impl FnMut(u64) -> u64 {
     move |word| TAG | (byte + 8 * word)
 }
 

@@ -32,7 +32,7 @@ const GUEST: u64 = 1 << 28;
 const AT: u64 = 1 << 29;
 
 /// What the kernel counts as pinned by the process, in KiB.
-fn pinned_kib() -> Result<u64> {
+pub(super) fn pinned_kib() -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     Ok(line.and_then(|line| line.split_whitespace().next()).ok_or("no VmPin")?.parse()?)

@@ -12,7 +12,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, page, same};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, noiommu, page, same};
 
 const AT: u64 = 1 << 32;
 
@@ -234,6 +234,9 @@ fn killed(context: &Context) -> Result {
 ///
 /// Why it could not.
 pub(crate) fn be_killed(context: &Context) -> Result<()> {
+    if context.backend == Backend::NoIommu {
+        return noiommu::be_killed(context);
+    }
     let (space, device) = context.open()?;
     device.set_bus_master(vfio::BusMaster::On).map_err(|errno| format!("{errno:?}"))?;
     let memory = Arc::new(Memory::new(MemoryKind::Base, 32 * MIB)?);

@@ -172,7 +172,7 @@ pub enum BarSpace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VfioInfo {
-    /// Its name, like `vfio0`.
+    /// Its name, like `vfio0`, or `noiommu-vfio0` in the mode without IOMMU.
     pub name: String,
     /// Whether it can be opened by itself, without its group.
     pub cdev: Cdev,
@@ -186,6 +186,9 @@ pub enum Cdev {
     /// The kernel has no `CONFIG_VFIO_DEVICE_CDEV`, or is older than 6.6.
     Missing,
 }
+
+/// What the name of a VFIO device begins with that no IOMMU translates for.
+const UNTRANSLATED: &str = "noiommu-";
 
 /// `IORESOURCE_*` (include/linux/ioport.h) in the flags of `resource`.
 const RESOURCE_IO: u64 = 0x100;
@@ -236,6 +239,12 @@ impl Function {
             GroupKind::NoIommu => format!("noiommu-{}", group.number),
         };
         Some(Path::new("/dev/vfio").join(name))
+    }
+
+    /// Returns whether VFIO has it in its mode without IOMMU, with a node of its own.
+    pub fn has_untranslated_cdev(&self) -> bool {
+        let untranslated = self.vfio.as_ref().filter(|vfio| vfio.name.starts_with(UNTRANSLATED));
+        untranslated.is_some_and(|vfio| vfio.cdev == Cdev::Present)
     }
 
     /// Its own node, for iommufd.
@@ -307,7 +316,9 @@ fn bar(index: u8, line: &str) -> Option<BarInfo> {
 /// What VFIO has made in the folder of a function.
 pub(super) fn vfio_device(at: &Path) -> Option<VfioInfo> {
     let folder = at.join("vfio-dev");
-    let name = files::names(&folder).ok()?.into_iter().find(|name| name.starts_with("vfio"))?;
+    let is_vfio =
+        |name: &String| name.strip_prefix(UNTRANSLATED).unwrap_or(name).starts_with("vfio");
+    let name = files::names(&folder).ok()?.into_iter().find(is_vfio)?;
     let has_cdev = folder.join(&name).join("dev").exists();
     Some(VfioInfo { name, cdev: if has_cdev { Cdev::Present } else { Cdev::Missing } })
 }

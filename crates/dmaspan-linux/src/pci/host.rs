@@ -116,6 +116,7 @@ pub(super) struct User {
 /// Capabilities (include/uapi/linux/capability.h).
 const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_RAWIO: u32 = 17;
 
 impl User {
     /// From `/proc/self/status` (proc(5)); `None` where there is none.
@@ -245,6 +246,11 @@ impl Host {
     /// Whether the running kernel is known to be older.
     pub(super) fn is_older_than(&self, release: Release) -> bool {
         self.release.is_some_and(|own| own < release)
+    }
+
+    /// The user of this process, where that may not drive what reaches all memory.
+    pub(super) fn lacks_raw_io(&self) -> Option<u32> {
+        self.user.as_ref().filter(|user| !user.has(CAP_SYS_RAWIO)).map(|user| user.uid)
     }
 
     /// Whether this process may open a node like `/dev/vfio/7`.

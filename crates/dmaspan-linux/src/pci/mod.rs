@@ -191,6 +191,9 @@ impl System {
         if function.class.is_bridge() {
             return vec![Reason::Bridge { bdf }];
         }
+        if backend == Backend::NoIommu {
+            return self.untranslated_verdict(function);
+        }
         match &function.group {
             Some(Group { number, kind: GroupKind::NoIommu, .. }) => {
                 vec![Reason::NoIommuMode { group: *number }]
@@ -208,6 +211,34 @@ impl System {
                 reasons
             }
         }
+    }
+
+    /// The same, of a function that is to be told physical addresses.
+    fn untranslated_verdict(&self, function: &Function) -> Vec<Reason> {
+        let backend = Backend::NoIommu;
+        if function.group.as_ref().is_some_and(|group| group.kind == GroupKind::Iommu) {
+            return vec![Reason::Translated { bdf: function.bdf }];
+        }
+        if !function.has_untranslated_cdev() {
+            let kernel = match self.host.built("VFIO_NOIOMMU") {
+                _ if self.host.is_older_than(FIRST_UNTRANSLATED) => Some(KernelSupport::Older),
+                Built::Out => Some(KernelSupport::Missing),
+                Built::In | Built::Unknown => None,
+            };
+            if let Some(kernel) = kernel {
+                return vec![Reason::NoUnsafeMode { kernel }];
+            }
+        }
+        let mut reasons = self.kernel_reasons(function, backend);
+        if !self.host.is_on("vfio", UNSAFE_MODE) {
+            let is_loaded = self.host.has_module("vfio");
+            let state = if is_loaded { ModuleState::Loaded } else { ModuleState::Absent };
+            reasons.push(Reason::UnsafeModeOff { state });
+        }
+        reasons.extend(self.driver_reasons(function, None));
+        reasons.extend(self.host.lacks_raw_io().map(|uid| Reason::NoRawIo { uid }));
+        reasons.extend(self.permission_reasons(function, backend));
+        reasons
     }
 
     /// Returns what makes a function usable, in order; nothing where it is.
@@ -261,7 +292,7 @@ impl System {
             };
             reasons.push(Reason::NoIommufd { kernel });
         }
-        if backend == Backend::Iommufd {
+        if matches!(backend, Backend::Iommufd | Backend::NoIommu) {
             let is_missing = match &function.vfio {
                 Some(vfio) => vfio.cdev == Cdev::Missing,
                 None if function.has_vfio_driver() => true,
@@ -325,7 +356,7 @@ impl System {
             Backend::Vfio => (CONTAINER, function.group_node().map(DeviceNode::Path)),
             // That /dev/iommu is missing is a reason of its own.
             Backend::Compat => (IOMMUFD, function.group_node().map(DeviceNode::Path)),
-            Backend::Iommufd => (
+            Backend::Iommufd | Backend::NoIommu => (
                 IOMMUFD,
                 Some(
                     function.cdev_node().map_or(DeviceNode::CdevOf(function.bdf), DeviceNode::Path),
@@ -381,6 +412,12 @@ const FIRST_IOMMUFD: host::Release = (6, 2);
 
 /// The first Linux with a character device for each function of VFIO.
 const FIRST_CDEV: host::Release = (6, 6);
+
+/// The first Linux whose iommufd takes functions without an IOMMU.
+const FIRST_UNTRANSLATED: host::Release = (7, 3);
+
+/// The parameter of the module vfio that permits those.
+const UNSAFE_MODE: &str = "enable_unsafe_noiommu_mode";
 
 /// The module of type 1.
 const TYPE1: &str = "vfio_iommu_type1";

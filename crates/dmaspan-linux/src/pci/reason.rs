@@ -54,6 +54,35 @@ pub enum Reason {
         /// The group's number.
         group: u32,
     },
+    /// An IOMMU translates for it, so that it is told no physical addresses.
+    #[error(
+        "an IOMMU translates the accesses of {bdf}, which VFIO gives to nobody without it: use it \
+         by iommufd"
+    )]
+    Translated {
+        /// Its address.
+        bdf: Bdf,
+    },
+    /// iommufd has no mode without IOMMU.
+    #[error("iommufd takes no function without an IOMMU: {}", no_unsafe_mode(*kernel))]
+    NoUnsafeMode {
+        /// Whether the kernel can have it.
+        kernel: KernelSupport,
+    },
+    /// VFIO was not told to do without an IOMMU.
+    #[error("VFIO's mode without IOMMU is off")]
+    UnsafeModeOff {
+        /// Whether the module vfio is there, whose parameter it is.
+        state: ModuleState,
+    },
+    /// The process may not drive what reaches all memory.
+    #[error(
+        "user {uid} has not CAP_SYS_RAWIO, which it takes to use a function that reaches all memory"
+    )]
+    NoRawIo {
+        /// The user of this process.
+        uid: u32,
+    },
     /// VFIO's driver for PCI functions is not there.
     #[error("the module vfio-pci is not loaded")]
     NoVfioPci,
@@ -206,6 +235,10 @@ impl Reason {
             Self::NoIommu { .. } => "no-iommu",
             Self::NoGroup { .. } => "no-group",
             Self::NoIommuMode { .. } => "no-iommu-mode",
+            Self::Translated { .. } => "translated",
+            Self::NoUnsafeMode { .. } => "no-unsafe-mode",
+            Self::UnsafeModeOff { .. } => "unsafe-mode-off",
+            Self::NoRawIo { .. } => "no-raw-io",
             Self::NoVfioPci => "no-vfio-pci",
             Self::NotBound { .. } => "not-bound",
             Self::GroupNotViable { .. } => "group-not-viable",
@@ -229,6 +262,8 @@ impl Reason {
             | Self::Bridge { .. }
             | Self::NoIommu { .. }
             | Self::NoGroup { .. }
+            | Self::Translated { .. }
+            | Self::NoUnsafeMode { .. }
             | Self::NoCdev
             | Self::NodeMissing { .. }
             | Self::NoIommufd { kernel: KernelSupport::Missing | KernelSupport::Older } => true,
@@ -256,6 +291,13 @@ impl Reason {
                 run("echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode"),
                 by_hand("switch an IOMMU on, and bind the driver again"),
             ],
+            Self::Translated { .. } => vec![by_hand("use it by iommufd")],
+            Self::NoUnsafeMode { .. } => {
+                let with = "CONFIG_IOMMUFD, CONFIG_VFIO_DEVICE_CDEV and CONFIG_VFIO_NOIOMMU";
+                vec![by_hand(&format!("start a kernel from 7.3 on that was built with {with}"))]
+            }
+            Self::UnsafeModeOff { state } => switch_unsafe_mode_on(*state),
+            Self::NoRawIo { .. } => vec![by_hand("run the program as root, or with CAP_SYS_RAWIO")],
             Self::NoVfioPci => vec![run("modprobe vfio-pci")],
             Self::NotBound { bdf, driver, uses } => bind(*bdf, driver.as_deref(), uses),
             Self::GroupNotViable { blockers, .. } => {
@@ -366,6 +408,15 @@ fn permit(module: &str, state: ModuleState) -> Vec<Step> {
     };
     let permit = format!("echo 1 > /sys/module/{module}/parameters/allow_unsafe_interrupts");
     [Some(warning), load, Some(Step::Run(permit))].into_iter().flatten().collect()
+}
+
+fn switch_unsafe_mode_on(state: ModuleState) -> Vec<Step> {
+    let warning = by_hand(
+        "only if you trust device and program: they reach all memory, and taint the kernel",
+    );
+    let load = (state == ModuleState::Absent).then(|| run("modprobe vfio"));
+    let on = run("echo Y > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
+    [Some(warning), load, Some(on)].into_iter().flatten().collect()
 }
 
 fn held_by(holders: &[Holder]) -> String {
@@ -487,6 +538,13 @@ const fn no_iommufd(kernel: KernelSupport) -> &'static str {
         KernelSupport::Unknown => {
             "the module iommufd is not loaded, or the kernel is built without CONFIG_IOMMUFD"
         }
+    }
+}
+
+const fn no_unsafe_mode(kernel: KernelSupport) -> &'static str {
+    match kernel {
+        KernelSupport::Older => "this kernel is older than 7.3, the first that does",
+        _ => "this kernel is built without CONFIG_VFIO_NOIOMMU",
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use dmaspan::dma::{DmaMemory, Piece};
 use dmaspan::{PhysAddr, Span, lg2};
@@ -147,6 +148,14 @@ impl ContiguousMemory {
     #[expect(clippy::len_without_is_empty, reason = "there is at least one byte")]
     pub fn len(&self) -> u64 {
         self.piece.span.len()
+    }
+
+    /// The whole words of it, which a device may read and write at any time.
+    pub fn words(&self) -> &[AtomicU64] {
+        // It begins with a page of the memory.
+        let [first, count] = [self.offset, self.len()].map(|bytes| usize::try_from(bytes / 8));
+        let words = self.memory.words().get(first.unwrap_or(usize::MAX)..).unwrap_or_default();
+        words.get(..count.unwrap_or(0)).unwrap_or(words)
     }
 
     /// Copies the bytes from `offset` on into `bytes`.

@@ -9,6 +9,7 @@ use crate::hugetlb;
 use crate::mem::{MemoryError, MemoryKind};
 use crate::os::{Size, Words};
 use crate::pinner::LinuxPinError;
+use crate::vfio::NoIommuPinError;
 
 /// The reason why there is no such memory. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,9 @@ pub enum PhysicalError {
     /// The kernel did not pin it.
     #[error(transparent)]
     Pin(#[from] PinBufferError<LinuxPinError>),
+    /// iommufd did not pin it.
+    #[error(transparent)]
+    NoIommuPin(#[from] PinBufferError<NoIommuPinError>),
     /// Memory is pinned there already by the same [`PhysicalMemory`](super::PhysicalMemory).
     #[error("the memory at {span} is pinned already: take parts of what pin returned then")]
     Known {
@@ -103,6 +107,7 @@ impl PhysicalError {
         match self {
             Self::Empty | Self::Alignment { .. } | Self::Length { .. } => Errno::EINVAL,
             Self::Pin(error) => error.errno(),
+            Self::NoIommuPin(error) => error.errno(),
             Self::Known { .. } => Errno::EEXIST,
             Self::None { .. } => Errno::ENOMEM,
         }
@@ -113,7 +118,9 @@ impl PhysicalError {
         match self {
             Self::Empty | Self::Length { .. } => "no bytes were asked for",
             Self::Alignment { .. } => "the alignment is not a power of two",
-            Self::Pin(_) | Self::Known { .. } => "the memory could not be pinned",
+            Self::Pin(_) | Self::NoIommuPin(_) | Self::Known { .. } => {
+                "the memory could not be pinned"
+            }
             Self::None { tried, .. } if tried.iter().any(|it| matches!(it, Tried::Pin { .. })) => {
                 "memory could not be pinned: raise the limit of locked memory (ulimit -l)"
             }

@@ -14,8 +14,10 @@
 //!
 //! All of it is pinned by io_uring, and its addresses are those that the kernel tells
 //! (`/proc/self/pagemap`): that takes `CAP_SYS_ADMIN`, and without it [`PhysicalMemory::new`] says
-//! so. Behind an IOMMU of the kernel's none of this is needed:
-//! [`Mapper::alloc`](crate::plan::Mapper::alloc) shares memory with a device by VFIO or iommufd.
+//! so. From Linux 7.3 on iommufd pins it and tells its addresses
+//! ([`PhysicalMemory::pinned_by_iommufd`]), which takes `CAP_SYS_RAWIO` and a device. Behind an
+//! IOMMU of the kernel's none of this is needed: [`Mapper::alloc`](crate::plan::Mapper::alloc)
+//! shares memory with a device by VFIO or iommufd.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -48,12 +50,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use dmaspan::dma::{CoherentFrames, CoherentMemory, CoherentRequest, Contiguity, NoCoherent};
-use dmaspan::regbuf::{Buffer, PinBufferError};
+use dmaspan::regbuf::Buffer;
 use dmaspan::{Coherency, PhysAddr, Prot, RangeError, Span};
 
 use crate::mem::{Memory, MemoryError, MemoryKind};
 use crate::pinner::{LinuxPinError, LinuxPinner};
 use crate::sys::direct_map::{self, DirectMap};
+use crate::vfio::NoIommuPinner;
 use crate::{hugetlb, os};
 
 mod bounce;
@@ -93,7 +96,7 @@ pub(crate) trait Supply: Send + Sync {
     }
 
     /// Pins all of it, for reading and writing, where it is.
-    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PinBufferError<LinuxPinError>>;
+    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PhysicalError>;
 
     /// The sizes of hugetlb pages that there are, the smallest first.
     fn page_sizes(&self) -> Vec<u64> {
@@ -102,8 +105,14 @@ pub(crate) trait Supply: Send + Sync {
 }
 
 impl Supply for LinuxPinner<PhysAddr> {
-    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PinBufferError<LinuxPinError>> {
-        self.pin_whole(memory, Prot::READ_WRITE)
+    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PhysicalError> {
+        Ok(self.pin_whole(memory, Prot::READ_WRITE)?)
+    }
+}
+
+impl Supply for NoIommuPinner {
+    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PhysicalError> {
+        Ok(self.pin_whole(memory, Prot::READ_WRITE)?)
     }
 }
 
@@ -121,6 +130,26 @@ impl PhysicalMemory {
 
     /// The same, that `pinner` pins.
     pub fn pinned_by(pinner: LinuxPinner<PhysAddr>) -> Self {
+        Self::supplied(Box::new(pinner))
+    }
+
+    /// The same, that iommufd pins for a device without an IOMMU.
+    ///
+    /// ```no_run
+    /// use dmaspan::PhysAddr;
+    /// use dmaspan_linux::physical::PhysicalMemory;
+    /// use dmaspan_linux::vfio::NoIommuPinner;
+    ///
+    /// let pinner = NoIommuPinner::new("0000:00:05.0".parse()?)?;
+    /// let ring = PhysicalMemory::pinned_by_iommufd(pinner).allocate(
+    ///     0x4000,
+    ///     0x1000,
+    ///     PhysAddr::new(u64::MAX),
+    /// )?;
+    /// println!("{ring:?}");
+    /// Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pinned_by_iommufd(pinner: NoIommuPinner) -> Self {
         Self::supplied(Box::new(pinner))
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, DmaMemory, NoPool, Trust, Unmapped};
 use dmaspan::iommu::soft::{Bus as _, BusError};
-use dmaspan::regbuf::{Keep, Segments, SegmentsBuilder};
+use dmaspan::regbuf::{Keep, PinBufferError, Segments, SegmentsBuilder};
 use dmaspan::swiotlb::{Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, SlotRequest};
 use dmaspan::{Direction, Errno};
 use parking_lot::Mutex;
@@ -95,14 +95,14 @@ impl Supply for Machine {
         Memory::new(MemoryKind::Base, len)
     }
 
-    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PinBufferError<LinuxPinError>> {
+    fn pin(&self, memory: &Arc<Memory>) -> Result<Buffer<PhysAddr>, PhysicalError> {
         let (user, len) = (memory.user_range(), memory.len());
-        let refused = PinBufferError::Pinned { user, got: 0 };
+        let refused = || PinBufferError::<LinuxPinError>::Pinned { user, got: 0 };
         if self.fails() {
-            return Err(refused);
+            return Err(refused().into());
         }
         let n = self.pins.fetch_add(1, Ordering::Relaxed);
-        let places = (self.places)(n, len).ok_or(refused)?;
+        let places = (self.places)(n, len).ok_or_else(refused)?;
         let mut segments = SegmentsBuilder::new();
         for (at, len) in places {
             segments.push(Span::new(PhysAddr::new(at), len).unwrap()).unwrap();

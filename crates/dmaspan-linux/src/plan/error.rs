@@ -255,6 +255,20 @@ pub enum MapError<E> {
     },
 }
 
+impl<E> MapError<E> {
+    /// The errno, of the space's errors as `of_space` says.
+    pub(crate) fn errno_by(&self, of_space: impl FnOnce(&E) -> Errno) -> Errno {
+        match self {
+            Self::Plan(error) => error.errno(),
+            Self::Memory(error) => error.errno(),
+            Self::Populate(error) => error.errno,
+            Self::Bar { source }
+            | Self::Refused { source, .. }
+            | Self::LeftBehind { source, .. } => of_space(source),
+        }
+    }
+}
+
 /// The reason why something is still mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -309,14 +309,7 @@ impl<S: MemorySpace> Mapper<S> {
 
     /// The errno of an error, for front ends that answer as Linux does.
     pub fn errno(&self, error: &MapError<S::Error>) -> Errno {
-        match error {
-            MapError::Plan(error) => error.errno(),
-            MapError::Memory(error) => error.errno(),
-            MapError::Populate(error) => error.errno,
-            MapError::Bar { source }
-            | MapError::Refused { source, .. }
-            | MapError::LeftBehind { source, .. } => self.inner.space.errno(source),
-        }
+        error.errno_by(|error| self.inner.space.errno(error))
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dmaspan::{Errno, IovaRange, Prot, UserRange};
 use dmaspan_drivers::{Mmio, MmioRegion};
 
-use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Owner, Source};
+use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Owner, Refused, Source};
 use super::mapping::Region;
 use super::page_size;
 use super::vfio::DmaBuf;
@@ -150,13 +150,13 @@ impl<K: Kernel> DmaTable<K> {
         user: UserRange,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<KernelMapping, Errno> {
+    ) -> Result<KernelMapping, Refused> {
         let start = u64::try_from(registers.start.addr().get()).ok();
         let offset = start.and_then(|start| user.start().get().checked_sub(start));
         let len = user.checked_len().and_then(NonZero::new);
         let is_mapped = offset.zip(len).and_then(|(at, len)| registers.address(at, len)).is_some();
         if !is_mapped || user.len_less_one() != range.len_less_one() {
-            return Err(Errno::EFAULT);
+            return Err(Refused { request: K::MAP, errno: Errno::EFAULT });
         }
         let owner: Owner = Arc::<Registers>::clone(registers);
         // SAFETY:
@@ -177,7 +177,7 @@ impl<K: Kernel> DmaTable<K> {
         dma_buf: &DmaBuf,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<KernelMapping, Errno> {
+    ) -> Result<KernelMapping, Refused> {
         let owner: Owner = Arc::<Registers>::clone(registers);
         let source = Source::File { fd: dma_buf.as_fd().as_raw_fd(), offset: 0 };
         // SAFETY:

@@ -14,7 +14,8 @@ use super::mapping::Mapping;
 use super::request;
 use super::uapi::iommufd::{
     self as uapi, AllowIovas, Destroy, HwInfo, HwptAlloc, HwptGetDirtyBitmap, HwptSetDirtyTracking,
-    IoasAlloc, IoasCopy, IoasMap, IoasMapFile, IoasUnmap, IovaRanges, OptionValue, Range,
+    IoasAlloc, IoasCopy, IoasMap, IoasMapFile, IoasNoIommuGetPa, IoasUnmap, IovaRanges,
+    OptionValue, Range,
 };
 use crate::os;
 
@@ -24,6 +25,7 @@ request::requests! {
     unsafe Destroy = uapi::DESTROY,
     unsafe HwptSetDirtyTracking = uapi::HWPT_SET_DIRTY_TRACKING,
     unsafe IoasAlloc = uapi::IOAS_ALLOC,
+    unsafe IoasNoIommuGetPa = uapi::IOAS_NOIOMMU_GET_PA,
     unsafe IoasUnmap = uapi::IOAS_UNMAP,
     unsafe OptionValue = uapi::OPTION,
 }
@@ -145,6 +147,16 @@ impl IoasId {
             request::with_memory(self.iommufd.as_fd(), uapi::IOAS_ALLOW_IOVAS, &mut allow)
         };
         result.map(drop)
+    }
+
+    /// `IOMMU_IOAS_NOIOMMU_GET_PA`: the physical address of what is mapped at `iova`, and how many
+    /// bytes from there on are contiguous, `most` or fewer, and of one request to map alone.
+    pub(crate) fn physical(&self, iova: Iova, most: u64) -> Result<(u64, u64), Errno> {
+        let default = IoasNoIommuGetPa::default();
+        let (ioas_id, iova, length) = (self.id, iova.get(), most);
+        let mut get = IoasNoIommuGetPa { ioas_id, iova, length, ..default };
+        request::with(self.iommufd.as_fd(), &mut get)?;
+        Ok((get.out_phys, get.length))
     }
 
     /// The file that it is of.
@@ -314,6 +326,14 @@ const fn flags(prot: Prot) -> u32 {
 unsafe impl Kernel for IoasId {
     const MAP: &'static str = "IOMMU_IOAS_MAP";
     const UNMAP: &'static str = "IOMMU_IOAS_UNMAP";
+
+    fn request(source: Source) -> &'static str {
+        match source {
+            Source::User(_) => Self::MAP,
+            Source::File { .. } => "IOMMU_IOAS_MAP_FILE",
+            Source::Table { .. } => "IOMMU_IOAS_COPY",
+        }
+    }
 
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno> {
         let length = range.checked_len().ok_or(Errno::EOVERFLOW)?;

@@ -58,6 +58,12 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     /// See [`MAP`](Self::MAP).
     const UNMAP: &'static str;
 
+    /// The name of the request that maps a source.
+    fn request(source: Source) -> &'static str {
+        let _ = source;
+        Self::MAP
+    }
+
     /// Maps; all or nothing.
     ///
     /// # Safety
@@ -97,6 +103,13 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
 
 /// The answer to an unmap of a range in which nothing is mapped, where that is an error.
 pub(crate) const NOTHING: Errno = Errno::ENOENT;
+
+/// Says which request to map the kernel refused, and what it answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) request: &'static str,
+    pub(crate) errno: Errno,
+}
 
 /// Says how many requests a table made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -174,10 +187,10 @@ impl<K: Kernel> DmaTable<K> {
         user: UserRange,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<KernelMapping, Errno> {
+    ) -> Result<KernelMapping, Refused> {
         let inside = memory.user_range().covers(user);
         if !inside || user.len_less_one() != range.len_less_one() {
-            return Err(Errno::EFAULT);
+            return Err(Refused { request: K::MAP, errno: Errno::EFAULT });
         }
         let owner: Owner = Arc::<Memory>::clone(memory);
         if let Some((fd, offset)) = memory.file_of(user).filter(|_| self.kernel.maps_files()) {
@@ -186,7 +199,7 @@ impl<K: Kernel> DmaTable<K> {
             // 1. The kernel holds the memory of the file (the contract of `Kernel`), of which the
             //    process has a shared mapping at `user`, so that devices may access it as below.
             match unsafe { self.map(Arc::clone(&owner), source, range, prot) } {
-                Err(errno) if self.kernel.cannot_map_file(errno) => {}
+                Err(Refused { errno, .. }) if self.kernel.cannot_map_file(errno) => {}
                 result => return result,
             }
         }
@@ -211,8 +224,12 @@ impl<K: Kernel> DmaTable<K> {
         source: IovaRange,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<KernelMapping, Errno> {
-        let id = from.kernel.table(&self.kernel).ok_or(Errno::EOPNOTSUPP)?;
+    ) -> Result<KernelMapping, Refused> {
+        let refused = |errno| {
+            let request = K::request(Source::Table { id: 0, iova: source.start().get() });
+            Refused { request, errno }
+        };
+        let id = from.kernel.table(&self.kernel).ok_or(refused(Errno::EOPNOTSUPP))?;
         let is_theirs = mapped.iter().all(|kept| kept.table == from.id);
         let neighbours = mapped.windows(2).all(|pair| match pair {
             [one, next] => one.range.last().checked_add(1) == Some(next.range.start()),
@@ -226,7 +243,7 @@ impl<K: Kernel> DmaTable<K> {
             || hull.is_none_or(|hull| !hull.covers(source))
             || source.len_less_one() != range.len_less_one()
         {
-            return Err(Errno::ENOENT);
+            return Err(refused(Errno::ENOENT));
         }
         let owners: Vec<Owner> = mapped.iter().map(|kept| Owner::clone(&kept.owner)).collect();
         let source = Source::Table { id, iova: source.start().get() };
@@ -244,7 +261,7 @@ impl<K: Kernel> DmaTable<K> {
         offset: u64,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<KernelMapping, Errno> {
+    ) -> Result<KernelMapping, Refused> {
         let source = Source::File { fd: file.as_raw_fd(), offset };
         // SAFETY:
         // 1. The kernel holds the memory of the file (the contract of `Kernel`), and that a file
@@ -263,7 +280,7 @@ impl<K: Kernel> DmaTable<K> {
         source: Source,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<KernelMapping, Errno> {
+    ) -> Result<KernelMapping, Refused> {
         self.maps.fetch_add(1, Ordering::Relaxed);
         // Kept also where the request panics.
         let owner = ManuallyDrop::new(owner);
@@ -274,7 +291,7 @@ impl<K: Kernel> DmaTable<K> {
         if let Err(errno) = unsafe { self.kernel.map(source, range, prot) } {
             // A refused request mapped nothing (the contract of `Kernel`).
             drop(ManuallyDrop::into_inner(owner));
-            return Err(errno);
+            return Err(Refused { request: K::request(source), errno });
         }
         let mapped = self.clock.fetch_add(1, Ordering::AcqRel);
         Ok(KernelMapping { owner, range, table: self.id, mapped })

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dmaspan::{Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use parking_lot::Mutex;
 
-use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Requests, UnmapProof};
+use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Refused, Requests, UnmapProof};
 use crate::log;
 use crate::mem::Memory;
 use crate::vfio::{Error, SpaceMapping, SpaceSource, SpaceState};
@@ -233,7 +233,7 @@ impl<K: Kernel> MappingTable<K> {
         limits: &Limits,
         range: IovaRange,
         wanted: WantedMapping,
-        ask: impl FnOnce(&DmaTable<K>) -> Result<KernelMapping, Errno>,
+        ask: impl FnOnce(&DmaTable<K>) -> Result<KernelMapping, Refused>,
     ) -> Result<(), Error> {
         let WantedMapping { prot, user, .. } = wanted;
         if let Some(user) = user {
@@ -262,11 +262,12 @@ impl<K: Kernel> MappingTable<K> {
                 }
                 Ok(())
             }
-            Err(errno) => {
+            Err(Refused { request, errno }) => {
                 state.slots.remove(&range.start().get());
                 let mappings = u64::try_from(state.slots.len()).unwrap_or(u64::MAX);
                 drop(state);
-                Err(Error::of_map(K::MAP, self.kernel().locked_by(), range, user, mappings, errno))
+                let locked_by = self.kernel().locked_by();
+                Err(Error::of_map(request, locked_by, range, user, mappings, errno))
             }
         }
     }

@@ -14,18 +14,22 @@ pub enum Backend {
     /// iommufd as it serves VFIO's requests, `/dev/iommu` and groups:
     /// [`VfioContainer::open_compat`](super::VfioContainer::open_compat).
     Compat,
+    /// iommufd for a device without an IOMMU, which is told physical addresses (Linux 7.3):
+    /// [`NoIommuPinner`](super::NoIommuPinner).
+    NoIommu,
 }
 
 impl Backend {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Vfio, Self::Iommufd, Self::Compat];
+    pub const ALL: [Self; 4] = [Self::Vfio, Self::Iommufd, Self::Compat, Self::NoIommu];
 
-    /// The name on a command line: `vfio`, `iommufd` or `compat`.
+    /// The name on a command line: `vfio`, `iommufd`, `compat` or `noiommu`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio",
             Self::Iommufd => "iommufd",
             Self::Compat => "compat",
+            Self::NoIommu => "noiommu",
         }
     }
 }
@@ -38,7 +42,7 @@ impl fmt::Display for Backend {
 
 /// No backend has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no backend is called {name:?}: use vfio, iommufd or compat")]
+#[error("no backend is called {name:?}: use vfio, iommufd, compat or noiommu")]
 pub struct UnknownBackend {
     /// The name that was asked for.
     pub name: String,

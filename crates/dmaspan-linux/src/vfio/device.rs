@@ -131,6 +131,11 @@ impl VfioDevice {
         self.binding.as_ref()
     }
 
+    /// The same once more, which no address space takes.
+    pub(super) fn again(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), can_reset: self.can_reset, binding: None }
+    }
+
     /// The requests of VFIO.
     pub(super) fn fd(&self) -> &DeviceFd {
         &self.shared.fd

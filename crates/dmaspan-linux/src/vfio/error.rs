@@ -489,7 +489,7 @@ const fn errno_of(reason: &Reason) -> Errno {
     match reason {
         Reason::GroupNotViable { .. } | Reason::GroupHeld { .. } => Errno::EBUSY,
         Reason::Permission { .. } => os::EACCES,
-        Reason::UnsafeInterrupts { .. } => Errno::EPERM,
+        Reason::UnsafeInterrupts { .. } | Reason::NoRawIo { .. } => Errno::EPERM,
         Reason::NoIommufd { .. } | Reason::NoCdev | Reason::NodeMissing { .. } => Errno::ENOENT,
         _ => Errno::ENODEV,
     }

@@ -88,6 +88,17 @@ impl HeldGuest {
         self.pin_by(device.bdf(), self.space().device_id(device)?)
     }
 
+    /// The same by a device that others, such as a VMM, bound to the `/dev/iommu` that was
+    /// [adopted](Iommufd::adopt): `dev_id` is the number that `VFIO_DEVICE_BIND_IOMMUFD` gave it,
+    /// which vfio-ioctls has as `VfioDevice::iommufd_dev_id`. Errors name it `bdf`.
+    ///
+    /// # Errors
+    ///
+    /// As [`pin_for`](Self::pin_for); [`OpenError::System`] where no device has that number.
+    pub fn pin_for_adopted(&self, bdf: Bdf, dev_id: u32) -> Result<(), OpenError> {
+        self.pin_by(bdf, dev_id)
+    }
+
     /// The same, for a device by its number.
     pub(super) fn pin_by(&self, bdf: Bdf, dev_id: u32) -> Result<(), OpenError> {
         let table = self.space().table_for(bdf, dev_id, DirtyLogging::Off)?;

@@ -210,17 +210,27 @@ impl Ioas {
     }
 
     fn attach_candidate(&self, candidate: &Candidate) -> Result<VfioDevice, OpenError> {
+        let (device, id) = self.attach_unbound(candidate)?;
+        let iommufd = Arc::clone(&self.iommufd.fd);
+        Ok(device.bound(Binding { iommufd, id }))
+    }
+
+    /// Opens a device and attaches it, for as long as its file is open: no other address space
+    /// takes it. Its number, too.
+    pub(super) fn attach_unbound(
+        &self,
+        candidate: &Candidate,
+    ) -> Result<(VfioDevice, u32), OpenError> {
         let bdf = candidate.bdf();
         let fd = DeviceFd::new(candidate.open_cdev()?);
         let bound = fd.bind(self.iommufd.fd.as_fd());
         let id = bound.map_err(|errno| bind_error(candidate, errno))?;
         let attached = fd.attach(self.table.kernel().get());
         attached.map_err(|errno| attach_error(bdf, errno))?;
-        let iommufd = Arc::clone(&self.iommufd.fd);
-        let device = VfioDevice::new(bdf, fd)?.bound(Binding { iommufd, id });
+        let device = VfioDevice::new(bdf, fd)?;
         self.refresh();
         log::info!("{bdf} was attached: it reaches all that is mapped in the space");
-        Ok(device)
+        Ok((device, id))
     }
 
     /// Maps the registers of `offsets`, in bytes from the start of `bar`, for the devices of this
@@ -423,6 +433,12 @@ impl Ioas {
     /// The file that it is of, for address spaces beside it.
     pub fn iommufd(&self) -> &Iommufd {
         &self.iommufd
+    }
+
+    /// Its number, by which others who have the same `/dev/iommu` open attach their devices to it
+    /// (`VFIO_DEVICE_ATTACH_IOMMUFD_PT`).
+    pub fn number(&self) -> u32 {
+        self.table.kernel().get()
     }
 
     pub(super) fn id(&self) -> &IoasId {

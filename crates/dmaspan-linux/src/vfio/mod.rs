@@ -35,6 +35,7 @@
 //! | `VFIO_IOMMU_GET_INFO`, `IOMMU_IOAS_IOVA_RANGES` | [`DmaSpace::limits`] |
 //! | `IOMMU_IOAS_MAP_FILE`, `IOMMU_IOAS_COPY` | [`Ioas::map_file`], [`Ioas::copy`] |
 //! | `IOMMU_IOAS_COPY` for a virtual IOMMU | [`GuestDomain::map`] |
+//! | `IOMMU_IOAS_NOIOMMU_GET_PA` | [`NoIommuPinner`] |
 //! | `IOMMU_IOAS_ALLOW_IOVAS` | [`Ioas::allow_iovas`] |
 //! | `IOMMU_OPTION` | [`Ioas::set_huge_pages`], [`Iommufd::set_accounting`] |
 //! | `IOMMU_HWPT_ALLOC`, `IOMMU_HWPT_GET_DIRTY_BITMAP` | [`Ioas::hwpt`], [`Hwpt::read_dirty`] |
@@ -67,6 +68,7 @@ mod hwpt;
 mod ioas;
 mod irq;
 mod list;
+mod noiommu;
 mod opening;
 mod space;
 mod type1;
@@ -85,6 +87,7 @@ pub use hwpt::Hwpt;
 pub use ioas::{HugePages, Ioas, Iommufd};
 pub use irq::{IrqEvent, Msix};
 pub use list::{SpaceMapping, SpaceSource, SpaceState};
+pub use noiommu::{NoIommuPin, NoIommuPinError, NoIommuPinner};
 pub use space::VfioSpace;
 pub use type1::VfioContainer;
 

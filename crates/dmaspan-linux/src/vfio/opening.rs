@@ -16,7 +16,7 @@ pub(super) struct Candidate {
     system: System,
     function: Function,
     backend: Backend,
-    /// The number of its group.
+    /// The number of its group; 0 where it needs none.
     pub(super) group: u32,
 }
 
@@ -35,8 +35,17 @@ impl Candidate {
         let Ok(function) = system.device(bdf) else {
             return Err(unusable(system.why_not(bdf, backend)));
         };
-        let group = function.group.as_ref().filter(|group| group.kind == GroupKind::Iommu);
-        match group.map(|group| group.number).filter(|_| function.has_vfio_driver()) {
+        let group = match backend {
+            // Where the kernel has no groups, it has none for functions without an IOMMU alone.
+            Backend::NoIommu => function
+                .has_untranslated_cdev()
+                .then(|| function.group.as_ref().map_or(0, |group| group.number)),
+            _ => {
+                let group = function.group.as_ref();
+                group.filter(|group| group.kind == GroupKind::Iommu).map(|group| group.number)
+            }
+        };
+        match group.filter(|_| function.has_vfio_driver()) {
             Some(group) => Ok(Self { system, function, backend, group }),
             None => Err(unusable(system.verdict(&function, backend))),
         }

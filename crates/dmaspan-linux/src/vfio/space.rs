@@ -53,6 +53,10 @@ impl VfioSpace {
                 VfioContainer::open_compat(bdf).map(|(space, device)| (Self::Type1(space), device))
             }
             Backend::Iommufd => Ioas::open(bdf).map(|(space, device)| (Self::Ioas(space), device)),
+            Backend::NoIommu => Err(OpenError::Unsupported {
+                what: "without an IOMMU a device has no address space of its own",
+                advice: "pin memory by NoIommuPinner, and tell the device where that is",
+            }),
         }
     }
 

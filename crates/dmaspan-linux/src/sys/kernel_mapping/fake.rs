@@ -118,6 +118,14 @@ unsafe impl Kernel for Fake {
     const MAP: &'static str = "map";
     const UNMAP: &'static str = "unmap";
 
+    fn request(source: Source) -> &'static str {
+        match source {
+            Source::User(_) => Self::MAP,
+            Source::File { .. } => "map a file",
+            Source::Table { .. } => "copy",
+        }
+    }
+
     unsafe fn map(&self, source: Source, range: IovaRange, _: Prot) -> Result<(), Errno> {
         let mut state = self.pass();
         if let Some(Answer::Fail(errno)) = state.maps.pop() {

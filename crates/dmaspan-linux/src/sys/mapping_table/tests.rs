@@ -542,6 +542,36 @@ fn what_others_have_mapped_between_stays_whatever_is_unmapped() {
 }
 
 #[test]
+fn a_refusal_names_the_request_that_was_refused() {
+    let (table, other) = (table(), table());
+    let (page, limits) = (page(), limits());
+    let memory = Arc::new(Memory::new(MemoryKind::Memfd, page).unwrap());
+    let map = || {
+        let user = memory.user_range();
+        table.map_memory(&limits, &memory, user, Iova::new(0), Prot::READ, Label::caller())
+    };
+    let named = |result: Result<(), Error>| match result.unwrap_err() {
+        Error::System { request, errno: Errno::EEXIST, .. } => request,
+        error => panic!("{error}"),
+    };
+    let refuse = || table.kernel().answer(&[Answer::Fail(Errno::EEXIST)], &[]);
+    refuse();
+    assert_eq!(named(map()), "map");
+    table.kernel().map_files();
+    refuse();
+    assert_eq!(named(map()), "map a file");
+    // Of a file that the kernel does not map it is the address that was refused.
+    table.kernel().answer(&[Answer::Fail(Errno::EINVAL), Answer::Fail(Errno::EEXIST)], &[]);
+    assert_eq!(named(map()), "map");
+    let user = memory.user_range();
+    other.map_memory(&limits, &memory, user, Iova::new(0), Prot::READ, Label::caller()).unwrap();
+    let source = IovaRange::from_len(Iova::new(0), page).unwrap();
+    refuse();
+    let copied = table.copy(&limits, &other, source, Iova::new(0), Prot::READ, Label::caller());
+    assert_eq!(named(copied), "copy");
+}
+
+#[test]
 fn memory_with_a_file_is_mapped_by_it_where_the_kernel_maps_that_file() {
     let page = page();
     let table = table();

@@ -20,6 +20,7 @@ pub(crate) const GET_HW_INFO: u32 = number(0x8a);
 pub(crate) const HWPT_SET_DIRTY_TRACKING: u32 = number(0x8b);
 pub(crate) const HWPT_GET_DIRTY_BITMAP: u32 = number(0x8c);
 pub(crate) const IOAS_MAP_FILE: u32 = number(0x8f);
+pub(crate) const IOAS_NOIOMMU_GET_PA: u32 = number(0x95);
 
 /// Flags of `IOAS_MAP`, `IOAS_MAP_FILE` and `IOAS_COPY`.
 pub(crate) const MAP_FIXED_IOVA: u32 = 1 << 0;
@@ -106,6 +107,16 @@ structures! {
         ioas_id: u32 = 4,
         iova: u64 = 8,
         length: u64 = 16,
+    }
+    /// `struct iommu_ioas_noiommu_get_pa` of Linux 7.3.
+    IoasNoIommuGetPa (40) {
+        size: u32 = 0,
+        flags: u32 = 4,
+        ioas_id: u32 = 8,
+        reserved: u32 = 12,
+        iova: u64 = 16,
+        length: u64 = 24,
+        out_phys: u64 = 32,
     }
     /// `struct iommu_option`.
     OptionValue (24) {

@@ -50,7 +50,7 @@ An I/O allocates nothing: the bench counts allocations from the first I/O on.";
 pub(crate) struct Target {
     /// The PCI function, such as 0000:00:05.0.
     pub(crate) bdf: Bdf,
-    /// The kernel's interface: vfio, iommufd or compat.
+    /// The kernel's interface: vfio, iommufd or compat; noiommu for a controller without an IOMMU.
     #[arg(long, default_value_t = Backend::Vfio)]
     pub(crate) backend: Backend,
 }
@@ -128,6 +128,22 @@ pub(crate) struct BenchArgs {
     pub(crate) format: Format,
 }
 
+impl BenchArgs {
+    /// Whether it can be done.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        match self.target.backend {
+            Backend::NoIommu if self.hand_written => Err(
+                "--hand-written is for one contiguous mapping, which an IOMMU makes: leave it out",
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A number of bytes, with K, M or G for powers of 1024.
 fn size(text: &str) -> Result<u64, String> {
     let (number, lg2) = match text.as_bytes().last().map(u8::to_ascii_lowercase) {
@@ -176,6 +192,18 @@ mod tests {
         }
         for text in ["256", "3k", "2m"] {
             assert!(block_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn prps_are_written_by_hand_only_behind_an_iommu() {
+        for (backend, is_refused) in [("iommufd", false), ("noiommu", true)] {
+            let words =
+                ["dmaspan-nvme", "bench", "00:05.0", "--hand-written", "--backend", backend];
+            let Command::Bench(args) = Line::try_parse_from(words).unwrap().command else {
+                panic!("another command")
+            };
+            assert_eq!(args.check().is_err(), is_refused, "{backend}");
         }
     }
 

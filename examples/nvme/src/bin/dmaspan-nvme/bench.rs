@@ -3,10 +3,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use dmaspan::Prot;
 use dmaspan_linux::Memory;
-use dmaspan_linux::plan::{Mapper, Region};
-use dmaspan_linux::vfio::VfioSpace;
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{
     CommandId, Completed, Controller, Error, IoQueue, Namespace, QueueConfig, Transfer,
@@ -18,11 +15,12 @@ use crate::hand::{self, Fixed};
 use crate::latency::Latencies;
 use crate::load::{Failure, Lane, Load, Turn, Until, Words};
 use crate::report::{Report, Row};
+use crate::space::Space;
 
 /// What the bench works on.
 struct Bench<'a> {
     args: &'a BenchArgs,
-    space: Mapper<VfioSpace>,
+    space: Space,
     regions: Registered,
     /// What the disk has, from its start on.
     disk: Registered,
@@ -35,10 +33,10 @@ struct Registered {
 }
 
 impl Registered {
-    fn new(args: &BenchArgs, space: &Mapper<VfioSpace>, len: u64) -> Result<Self, Failure> {
+    fn new(args: &BenchArgs, space: &Space, len: u64) -> Result<Self, Failure> {
         let len = len.next_multiple_of(args.memory.page_size());
         let memory = Arc::new(Memory::new(args.memory, len)?);
-        let buffer = VfioBuffer::new(space, Region::whole(&memory, Prot::READ_WRITE))?;
+        let buffer = space.buffer(&memory)?;
         Ok(Self { memory, buffer })
     }
 }
@@ -61,7 +59,8 @@ type Started = (Controller<VfioAccess>, Namespace, IoQueue<VfioAccess>);
 
 /// Measures what is asked for.
 pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
-    let (space, access) = VfioAccess::open(args.target.backend, args.target.bdf)?;
+    args.check()?;
+    let (space, access) = Space::open(&args.target)?;
     let regions = Registered::new(args, &space, u64::from(args.depth) * args.block)?;
     let disk = Registered::new(args, &space, args.span)?;
     let bench = Bench { args, space, regions, disk };
@@ -89,7 +88,7 @@ impl Bench<'_> {
         if let Some(access) = open {
             return Ok(access);
         }
-        Ok(VfioAccess::attach(&self.space, self.args.target.bdf)?)
+        self.space.access(&self.args.target)
     }
 
     fn transfer(&self) -> Transfer {

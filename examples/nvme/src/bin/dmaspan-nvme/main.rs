@@ -16,6 +16,7 @@ mod latency;
 mod load;
 mod out;
 mod report;
+mod space;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -23,12 +24,9 @@ use std::sync::Arc;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use dmaspan::Prot;
-use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::stdio::{self, Printed};
-use dmaspan_linux::vfio::VfioSpace;
 use dmaspan_linux::{Memory, MemoryKind};
-use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
+use dmaspan_nvme::vfio::VfioAccess;
 use dmaspan_nvme::{Controller, QueueConfig};
 use serde::Serialize;
 use serde_json::json;
@@ -36,6 +34,7 @@ use serde_json::json;
 use args::{Command, Format, IdentifyArgs, Line, ReadArgs, Target};
 use load::Failure;
 use out::Out;
+use space::Space;
 
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
@@ -77,10 +76,10 @@ fn failed(error: &Failure) -> ExitCode {
 }
 
 /// The space and the controller of a target, which is started.
-type Started = (Mapper<VfioSpace>, Controller<VfioAccess>);
+type Started = (Space, Controller<VfioAccess>);
 
 fn start(target: &Target) -> Result<Started, Failure> {
-    let (space, access) = VfioAccess::open(target.backend, target.bdf)?;
+    let (space, access) = Space::open(target)?;
     Ok((space, Controller::new(access, 1)?))
 }
 
@@ -124,7 +123,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let (space, mut controller) = start(&args.target)?;
     let namespace = controller.namespace(1)?;
     let memory = Arc::new(Memory::new(MemoryKind::thp_for(AT_ONCE), AT_ONCE)?);
-    let buffer = VfioBuffer::new(&space, Region::whole(&memory, Prot::READ_WRITE))?;
+    let buffer = space.buffer(&memory)?;
     let mut queue = controller.create_queue(QueueConfig::new(2))?;
     let block = namespace.block_bytes();
     let mut bytes = vec![0; usize::try_from(AT_ONCE)?];

@@ -386,14 +386,7 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
             }
             Err(error) => error.map(LinuxPinError::from),
         };
-        let pin = match sink.took {
-            Took::Something => Some(pin),
-            Took::Nothing => {
-                self.give_back(pin);
-                None
-            }
-        };
-        Err(PinFailed { range, error, pin })
+        Err(sink.took.failed(range, error, pin, |pin| self.give_back(pin)))
     }
 
     /// Nothing to do: the kernel releases only the whole pin, and marks every page of it written.
@@ -425,11 +418,11 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
         at: UserAddr,
         bytes: &mut [u8],
     ) -> Result<(), LinuxPinError> {
-        Ok(space.read(offset_of(space, at, bytes.len())?, bytes)?)
+        Ok(space.read(offset_of::<LinuxPinError>(space, at, bytes.len())?, bytes)?)
     }
 
     fn write(&self, space: &Arc<Memory>, at: UserAddr, bytes: &[u8]) -> Result<(), LinuxPinError> {
-        Ok(space.write(offset_of(space, at, bytes.len())?, bytes)?)
+        Ok(space.write(offset_of::<LinuxPinError>(space, at, bytes.len())?, bytes)?)
     }
 
     fn errno(&self, error: &LinuxPinError) -> Errno {
@@ -438,7 +431,10 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
 }
 
 /// Where `len` bytes from `at` on are in the memory.
-fn offset_of(memory: &Memory, at: UserAddr, len: usize) -> Result<u64, LinuxPinError> {
+pub(crate) fn offset_of<E>(memory: &Memory, at: UserAddr, len: usize) -> Result<u64, E>
+where
+    E: From<RangeError> + From<OutsideMemory>,
+{
     let len = u64::try_from(len).unwrap_or(u64::MAX).max(1);
     Ok(memory.offset_of(UserRange::from_len(at, len)?)?)
 }
@@ -448,6 +444,27 @@ fn offset_of(memory: &Memory, at: UserAddr, len: usize) -> Result<u64, LinuxPinE
 pub(crate) enum Took {
     Nothing,
     Something,
+}
+
+impl Took {
+    /// The error of a pin of `range` whose spans were not all pushed. Where the sink took nothing,
+    /// the pin is given back.
+    pub(crate) fn failed<P, E: std::error::Error + 'static>(
+        self,
+        range: UserRange,
+        error: PinError<E>,
+        pin: P,
+        give_back: impl FnOnce(P),
+    ) -> PinFailed<P, E> {
+        let pin = match self {
+            Self::Something => Some(pin),
+            Self::Nothing => {
+                give_back(pin);
+                None
+            }
+        };
+        PinFailed { range, error, pin }
+    }
 }
 
 pub(crate) struct Watched<'a, A> {

@@ -1,12 +1,15 @@
 //! The facts about the guest that cases are told, and the means that they may need of it.
 
+use std::env;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use dmaspan_linux::pci::System;
 use dmaspan_linux::vfio::{Backend, VfioDevice, VfioSpace};
 
-use super::Result;
+use super::{Result, same};
 
 /// The function that every guest has an NVMe controller at.
 const NVME: &str = "0000:00:05.0";
@@ -28,6 +31,19 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// Starts another process, which is going to be killed, and waits until it says that it is
+    /// `ready`.
+    pub(super) fn victim(&self, ready: &str) -> Result<Child> {
+        let mut victim = Command::new(env::current_exe()?)
+            .args(["victim", "--backend", self.backend.name(), "--device", &self.device])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut lines = BufReader::new(victim.stdout.take().ok_or("no output")?).lines();
+        let said = lines.next().ok_or_else(|| format!("the other process is not {ready}"))??;
+        same(said.as_str(), ready, "what the other process said")?;
+        Ok(victim)
+    }
+
     /// An address space of the backend with the device in it.
     ///
     /// # Errors

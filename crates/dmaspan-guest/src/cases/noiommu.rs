@@ -1,9 +1,7 @@
 //! A device without an IOMMU, for which iommufd pins (Linux 7.3).
 
-use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +14,7 @@ use dmaspan_nvme::vfio::{Untranslated, VfioBuffer};
 use dmaspan_nvme::{Controller, QueueConfig};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+use super::context::FREE_HUGEPAGES;
 use super::nvme::tagged;
 use super::pins::pinned_kib;
 use super::{Case, Context, MIB, Need, Outcome, Result, case, page, same};
@@ -164,16 +163,10 @@ fn pinned_pages() -> Result<i64> {
 }
 
 fn killed(context: &Context) -> Result {
-    let free = fs::read_to_string(super::context::FREE_HUGEPAGES)?;
+    let free = fs::read_to_string(FREE_HUGEPAGES)?;
     let before = pinned_pages()?;
     for _ in 0..3 {
-        let mut victim = Command::new(env::current_exe()?)
-            .args(["victim", "--backend", context.backend.name(), "--device", &context.device])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut lines = BufReader::new(victim.stdout.take().ok_or("no output")?).lines();
-        let said = lines.next().ok_or("the other process ended before it had pinned")??;
-        same(said.as_str(), PINNED, "what the other process said")?;
+        let mut victim = context.victim(PINNED)?;
         check!(pinned_pages()? > before; "the other process has pinned nothing");
         victim.kill()?;
         victim.wait()?;
@@ -185,7 +178,7 @@ fn killed(context: &Context) -> Result {
         same(pinned_pages()?, before, "pages pinned in the machine")?;
         drop(open(context)?);
     }
-    same(fs::read_to_string(super::context::FREE_HUGEPAGES)?, free, "free hugepages")?;
+    same(fs::read_to_string(FREE_HUGEPAGES)?, free, "free hugepages")?;
     Ok(Outcome::Passed)
 }
 

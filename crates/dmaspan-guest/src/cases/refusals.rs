@@ -1,9 +1,6 @@
 //! A space's refusals, which leave nothing behind.
 
-use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
@@ -12,6 +9,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+use super::context::FREE_HUGEPAGES;
 use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, noiommu, page, same};
 
 const AT: u64 = 1 << 32;
@@ -207,24 +205,17 @@ fn unusable(context: &Context) -> Result {
 const MAPPED: &str = "mapped";
 
 fn killed(context: &Context) -> Result {
-    let free = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-    let pages = fs::read_to_string(free)?;
+    let pages = fs::read_to_string(FREE_HUGEPAGES)?;
     for _ in 0..3 {
-        let mut victim = Command::new(env::current_exe()?)
-            .args(["victim", "--backend", context.backend.name(), "--device", &context.device])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut lines = BufReader::new(victim.stdout.take().ok_or("no output")?).lines();
-        let said = lines.next().ok_or("the other process ended before it had mapped")??;
+        let mut victim = context.victim(MAPPED)?;
         victim.kill()?;
         victim.wait()?;
-        same(said.as_str(), MAPPED, "what the other process said")?;
         let (space, _device) = context.open()?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, 4 * MIB)?);
         space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
         same(space.unmap_all()?, 4 * MIB, "bytes")?;
     }
-    same(fs::read_to_string(free)?, pages, "free hugepages")?;
+    same(fs::read_to_string(FREE_HUGEPAGES)?, pages, "free hugepages")?;
     Ok(Outcome::Passed)
 }
 

@@ -20,7 +20,7 @@ use super::opening::Candidate;
 use crate::mem::{AccessError, Memory, OutsideMemory};
 use crate::os;
 use crate::pci::Bdf;
-use crate::pinner::{DropNote, PinnerStats, Took, Watched, ns_since};
+use crate::pinner::{DropNote, PinnerStats, Took, Watched, ns_since, offset_of};
 use crate::plan::{MapError, MappedRegions, Mapper, PlanError, Region};
 use crate::sys;
 
@@ -104,9 +104,9 @@ impl NoIommuPinner {
     /// # Safety
     ///
     /// A device that is a bus master ([`VfioDevice::set_bus_master`]) accesses all memory of the
-    /// machine, this process's and the kernel's too. Whoever lets it promises that it is told no
-    /// other addresses than those of memory that is pinned, and that nothing is released that it
-    /// may still access; after a device is dropped or reset it accesses nothing.
+    /// machine, this process's and the kernel's too. The caller promises that it tells the device no
+    /// other addresses than those of memory that is pinned, and that it releases nothing that the
+    /// device may still access; after a device is dropped or reset it accesses nothing.
     #[expect(unsafe_code, reason = "declares what hands out a device that reaches all memory")]
     pub unsafe fn device(&self) -> VfioDevice {
         self.opened.device.again()
@@ -325,14 +325,7 @@ unsafe impl Pinner for NoIommuPinner {
         let pushed = self.push_spans(&pin.mapped, range, &mut sink);
         self.opened.lookup_ns.fetch_add(ns_since(begin), Ordering::Relaxed);
         let Err(error) = pushed else { return Ok(pin) };
-        let pin = match sink.took {
-            Took::Something => Some(pin),
-            Took::Nothing => {
-                self.give_back(pin);
-                None
-            }
-        };
-        Err(PinFailed { range, error, pin })
+        Err(sink.took.failed(range, error, pin, |pin| self.give_back(pin)))
     }
 
     /// Nothing to do: the kernel unpins only the whole, and marks every page of it written.
@@ -364,7 +357,7 @@ unsafe impl Pinner for NoIommuPinner {
         at: UserAddr,
         bytes: &mut [u8],
     ) -> Result<(), NoIommuPinError> {
-        Ok(space.read(offset_of(space, at, bytes.len())?, bytes)?)
+        Ok(space.read(offset_of::<NoIommuPinError>(space, at, bytes.len())?, bytes)?)
     }
 
     fn write(
@@ -373,16 +366,10 @@ unsafe impl Pinner for NoIommuPinner {
         at: UserAddr,
         bytes: &[u8],
     ) -> Result<(), NoIommuPinError> {
-        Ok(space.write(offset_of(space, at, bytes.len())?, bytes)?)
+        Ok(space.write(offset_of::<NoIommuPinError>(space, at, bytes.len())?, bytes)?)
     }
 
     fn errno(&self, error: &NoIommuPinError) -> Errno {
         error.errno()
     }
-}
-
-/// Where `len` bytes from `at` on are in the memory.
-fn offset_of(memory: &Memory, at: UserAddr, len: usize) -> Result<u64, NoIommuPinError> {
-    let len = u64::try_from(len).unwrap_or(u64::MAX).max(1);
-    Ok(memory.offset_of(UserRange::from_len(at, len)?)?)
 }

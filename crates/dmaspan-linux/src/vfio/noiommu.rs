@@ -104,9 +104,9 @@ impl NoIommuPinner {
     /// # Safety
     ///
     /// A device that is a bus master ([`VfioDevice::set_bus_master`]) accesses all memory of the
-    /// machine, this process's and the kernel's too. The caller promises that it tells the device no
-    /// other addresses than those of memory that is pinned, and that it releases nothing that the
-    /// device may still access; after a device is dropped or reset it accesses nothing.
+    /// machine, this process's and the kernel's too. The caller promises that it tells the device
+    /// no other addresses than those of memory that is pinned, and that it releases nothing that
+    /// the device may still access; after a device is dropped or reset it accesses nothing.
     #[expect(unsafe_code, reason = "declares what hands out a device that reaches all memory")]
     pub unsafe fn device(&self) -> VfioDevice {
         self.opened.device.again()

@@ -117,8 +117,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             Entry::Leaf(leaf) if !GROUPS || leaf.lg2 == shift => Some(leaf.paddr.get()),
             _ => None,
         };
-        let mut cells = entries.iter();
-        let Some(first) = cells.next().and_then(paddr_of) else {
+        let Some(first) = entries.first().and_then(paddr_of) else {
             return ControlFlow::Continue(0);
         };
         let full = |n: usize| {
@@ -127,11 +126,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let span = |start: u64, next: u64| Span::covering(PhysAddr::new(start), next - start - 1);
         // The last span of the buffer may be one that the first of these joins.
         let (mut start, mut next, mut start_n) = (first, first + size, 0);
-        let taken = loop {
-            let Some(cell) = cells.next() else { break entries.len() };
-            let Some(paddr) = paddr_of(cell) else { break entries.len() - cells.len() - 1 };
+        let mut n = 1;
+        while let Some(paddr) = entries.get(n).and_then(paddr_of) {
             if paddr != next {
-                let n = entries.len() - cells.len() - 1;
                 let pushed = if start_n == 0 {
                     buf.push(span(start, next))
                 } else {
@@ -144,9 +141,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 next = paddr;
             }
             next += size;
-        };
+            n += 1;
+        }
         match buf.push(span(start, next)) {
-            Ok(()) => ControlFlow::Continue(taken),
+            Ok(()) => ControlFlow::Continue(n),
             Err(Full) => full(start_n),
         }
     }

@@ -391,6 +391,7 @@ impl Tree {
         }
         let grid = self.grid;
         let fit = |[a, b]: [Gap; 2], order| grid.fit(a, order).max(grid.fit(b, order));
+        let others = self.leaves[path.leaf].longest_but(new);
         for order in 0..grid.orders {
             let [was, is] = [old, new].map(|gaps| fit(gaps, order));
             if was | is == 0 {
@@ -398,12 +399,13 @@ impl Tree {
                 break;
             }
             if was != is {
-                self.replace_fit(path, order, was, is);
+                self.replace_fit(path, order, [was, is], others);
             }
         }
     }
 
-    fn replace_fit(&mut self, path: &Path, order: u32, mut was: u64, mut is: u64) {
+    /// The same for one order. No other gap of the leaf is longer than `others`.
+    fn replace_fit(&mut self, path: &Path, order: u32, [mut was, mut is]: [u64; 2], others: u64) {
         let mut below = path.leaf;
         for depth in (0..self.height).rev() {
             let Step { node, child } = path.steps[depth];
@@ -413,6 +415,8 @@ impl Tree {
             } else if was < known {
                 // Another gap is longer.
                 return;
+            } else if depth + 1 == self.height && is >= others {
+                is
             } else {
                 self.best(depth + 1, below, order, known)
             };

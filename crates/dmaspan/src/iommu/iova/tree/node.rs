@@ -16,6 +16,9 @@ pub(super) const LEAST: usize = FAN / 4;
 /// that must be split again.
 pub(super) const MERGED: usize = FAN * 3 / 4;
 
+/// No grid has more orders.
+pub(super) const ORDERS: usize = 64;
+
 /// What is in use from `start` up to before `end`, in bytes from the start of the aperture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
@@ -105,6 +108,40 @@ impl Leaf {
             start = entry.end;
         }
         best
+    }
+
+    /// The longest fit of each order in one of the gaps; 0 beyond the grid's.
+    ///
+    /// Gap by gap, since most have nothing or fit few orders.
+    pub(super) fn fits(&self, grid: Grid) -> [u64; ORDERS] {
+        let mut fits = [0; ORDERS];
+        let mut start = self.begin;
+        for entry in self.entries() {
+            let gap = Gap { start, len: entry.start - start };
+            for (order, longest) in (0..grid.orders).zip(&mut fits) {
+                match grid.fit(gap, order) {
+                    0 => break,
+                    fit => *longest = fit.max(*longest),
+                }
+            }
+            start = entry.end;
+        }
+        fits
+    }
+
+    /// The length of the longest gap that is none of `these`.
+    #[inline]
+    pub(super) fn longest_but(&self, these: [Gap; 2]) -> u64 {
+        let mut longest = 0;
+        let mut start = self.begin;
+        for entry in self.entries() {
+            let gap = Gap { start, len: entry.start - start };
+            if gap.len > longest && !these.contains(&gap) {
+                longest = gap.len;
+            }
+            start = entry.end;
+        }
+        longest
     }
 
     /// Where the first `len` bytes are free.
@@ -197,6 +234,15 @@ impl Inner {
             }
         }
         best
+    }
+
+    /// The longest fit of each order below one of the children; 0 beyond the grid's.
+    pub(super) fn longest(&self) -> [u64; ORDERS] {
+        let mut longest = [0; ORDERS];
+        for (longest, fits) in longest.iter_mut().zip(&self.fits) {
+            *longest = fits.iter().fold(0, |most, fit| most.max(*fit));
+        }
+        longest
     }
 
     /// The first child below which `len` bytes are free, not 0.

@@ -116,13 +116,13 @@ impl Tree {
     /// Sets what `node` knows of a child at `depth`.
     fn refit(&mut self, node: u32, child: usize, depth: usize) {
         let id = self.inners[node].child(child);
-        let mut best = u64::MAX;
-        for order in 0..self.grid.orders {
-            // No larger order has more, and none after one that has nothing has any.
-            if best > 0 {
-                best = self.best(depth, id, order, best);
-            }
-            self.inners[node].set_fit(child, order, best);
+        let fits = if depth == self.height {
+            self.leaves[id].fits(self.grid)
+        } else {
+            self.inners[id].longest()
+        };
+        for (order, fit) in (0..self.grid.orders).zip(fits) {
+            self.inners[node].set_fit(child, order, fit);
         }
     }
 

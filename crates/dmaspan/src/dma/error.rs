@@ -55,8 +55,11 @@ pub enum Error {
         /// The last address that the device can use.
         last: u64,
     },
-    /// The memory has to be bounced, and there is no slot for it.
-    #[error("the pool has no free slot for the {len:#x} bytes of {span}")]
+    /// The memory has to be bounced, and the pool gives no slot for it: none is free that is long
+    /// enough, or it cannot copy this memory.
+    #[error(
+        "the pool gives no slot for the {len:#x} bytes of {span}: none is free, or it cannot copy them"
+    )]
     NoSlot {
         /// The memory.
         span: Span,

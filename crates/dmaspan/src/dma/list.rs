@@ -287,6 +287,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// [`Refused`], with nothing changed, `segments` neither: [`Error::Overwrites`];
     /// [`Error::EmptyList`]; [`Error::SegmentRoom`] with the room that is needed;
+    /// [`Error::NoRoom`] where there is no memory for the slots of so many bounced pieces;
     /// [`Error::ListWraps`]; and what [`map_single_with`](Self::map_single_with) refuses, for the
     /// first piece that it refuses.
     ///
@@ -429,10 +430,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 if slots.is_empty() && self.bounce_whole(&pieces[n..], slots, fill) {
                     break;
                 }
-                let span = piece.span;
-                let no_room = |_| Error::NoSlot { span, len: span.len() };
-                slots.try_reserve(1).map_err(no_room)?;
-                slots.push(self.bounce(span, self.config.limits.keep_bits, fill)?);
+                let pieces = slots.len() + 1;
+                slots.try_reserve(1).map_err(|_| Error::NoRoom { pieces })?;
+                slots.push(self.bounce(piece.span, self.config.limits.keep_bits, fill)?);
             }
         }
         self.need(pieces, slots)

@@ -300,12 +300,25 @@ fn a_size_that_is_cached_comes_back_from_the_cache() {
 
 #[test]
 fn caches_hold_a_bounded_number_and_few_large_ones() {
-    for (count, most) in [(1, 4 * 64), (64, 4 * 64), (1024, 4 * 8)] {
+    for (count, most) in [(1, 4 * 64), (512, 4 * 64), (1024, 4 * 32)] {
         let space = space(range(0, 1 << 40), 1);
         let all: Vec<_> = (0..1000).map(|_| space.alloc(pages(count, u64::MAX)).unwrap()).collect();
         all.into_iter().for_each(|iovas| space.free(iovas).unwrap());
         let cached = space.stats().cached;
         assert!(1 <= cached && cached <= most, "{cached} of {count} pages");
+    }
+}
+
+#[test]
+fn caches_hold_a_quarter_of_a_small_space_at_most_and_give_all_of_it_back() {
+    let space = space(range(0, 1 << 30), 2);
+    // The granule of IOVA 0 takes the first place of 1024 pages.
+    let (count, places) = (1024, 255);
+    let alloc = || space.alloc(pages(count, u64::MAX)).unwrap();
+    for _ in 0..2 {
+        let all: Vec<_> = (0..places).map(|_| alloc()).collect();
+        all.into_iter().for_each(|iovas| space.free(iovas).unwrap());
+        assert!((1..=64).contains(&space.stats().cached), "{}", space.stats().cached);
     }
 }
 

@@ -22,13 +22,16 @@ const HALF: usize = 64;
 #[cfg(loom)]
 const HALF: usize = 1;
 
-/// The most granules in half a magazine, where one range is not longer, so that ranges of up to 128
+/// The most granules in half a magazine, where one range is not longer, so that ranges of up to 512
 /// granules are as many as smaller ones: a flush queue gives back 256 at once, which magazine and
-/// depot take. A large range that lies idle is missed sooner than a small one.
-const HALF_GRANULES: u64 = 8192;
+/// depot take, and the tree takes several times as long. A larger range that lies idle is missed
+/// sooner.
+const HALF_GRANULES: u64 = 32768;
 
-/// The share of its part of the space that a CPU's half of a magazine may hold at most.
-const SHARE: u64 = 64;
+/// The share of its part of the space that half the magazines of one size may hold at most, of all
+/// CPUs together. So a quarter of it lies in magazines and depot at most, until somebody finds no
+/// other: then all of it goes to the tree.
+const SHARE: u64 = 16;
 
 /// No memory for a cache.
 pub(super) struct NoMemory;

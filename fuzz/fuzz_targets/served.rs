@@ -9,6 +9,7 @@
 //! | 3 | the guest writes a command into a queue, and rings |
 //! | 4, 5 | the guest's memory is mapped, or unmapped |
 //! | 6 | queues are set, and the controller is enabled |
+//! | 7 | the command register is written, with bus mastering or without it |
 #![no_main]
 
 use std::fs::File;
@@ -93,8 +94,16 @@ fn message(socket: &UnixStream, command: u16, flags: u32, body: &[u8], fds: &[Bo
 }
 
 fn register(socket: &UnixStream, offset: u64, data: &[u8]) {
+    write(socket, 0, offset, data);
+}
+
+fn command(socket: &UnixStream, value: u8) {
+    write(socket, 7, 4, &[value, 0]);
+}
+
+fn write(socket: &UnixStream, region: u32, offset: u64, data: &[u8]) {
     let mut body = offset.to_le_bytes().to_vec();
-    body.extend(0_u32.to_le_bytes());
+    body.extend(region.to_le_bytes());
     body.extend((data.len() as u32).to_le_bytes());
     body.extend(data);
     message(socket, 10, 0x10, &body, &[]);
@@ -102,7 +111,7 @@ fn register(socket: &UnixStream, offset: u64, data: &[u8]) {
 
 fn step(steps: &mut Steps<'_>, socket: &UnixStream, tails: &mut [u32; 4]) {
     let ram = &FILES[0];
-    match steps.byte() % 7 {
+    match steps.byte() % 8 {
         0 => {
             let len = usize::from(steps.byte() % 64);
             send(socket, steps.take(len), &[]);
@@ -144,11 +153,13 @@ fn step(steps: &mut Steps<'_>, socket: &UnixStream, tails: &mut [u32; 4]) {
             body.extend([RAM + (from << 12), to << 12].map(u64::to_le_bytes).as_flattened());
             message(socket, 3, 0, &body, &[]);
         }
+        7 => command(socket, steps.byte() & 7),
         _ => {
             let mut body = vec![32, 0, 0, 0, 3, 0, 0, 0];
             body.extend([0, RAM, RAM_LEN].map(u64::to_le_bytes).as_flattened());
             message(socket, 2, 0, &body, &[ram.as_fd()]);
             *tails = [0; 4];
+            command(socket, 6);
             register(socket, 0x14, &0_u32.to_le_bytes());
             register(socket, 0x24, &0x000f_000f_u32.to_le_bytes());
             register(socket, 0x28, &RAM.to_le_bytes());

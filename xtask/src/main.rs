@@ -60,7 +60,8 @@ usage: cargo xtask <command>
           them; --series are the boots that measure kernels before and after what
           the book calls the five series, and print a table; the kernels come from
           Debian's packages, and the one with iommufd is the image that
-          DMASPAN_GUEST_KERNEL names, or is built from its source
+          DMASPAN_GUEST_KERNEL names, or is built from its source; iommufd-built
+          is built whatever that names
   guest [--kernel NAME]... [--icount] [--virtio-iommu] [--memory SIZE]
         [--membar SIZE] [--nested] [--prepare LINE]... -- COMMAND...
           run one command in a guest, whose NVMe controller is bound to

@@ -1,7 +1,7 @@
 //! The function's configuration space (PCI Express Base Specification 6.0, section 7.5).
 
 use crate::bytes::put;
-use crate::controller::{BAR_BYTES, VECTORS};
+use crate::controller::{BAR_BYTES, Mastering, VECTORS};
 
 /// How long it is.
 pub(crate) const CONFIG_BYTES: usize = 4096;
@@ -9,6 +9,9 @@ pub(crate) const CONFIG_BYTES: usize = 4096;
 const TABLE: u32 = 0x2000;
 const PENDING: u32 = 0x3000;
 
+/// The command register, and its bit Bus Master Enable.
+const COMMAND: usize = 0x04;
+const MASTER: u8 = 1 << 2;
 /// Capabilities: MSI-X, power management, PCI Express.
 const MSI_X: usize = 0x40;
 const POWER: usize = 0x50;
@@ -20,8 +23,8 @@ const RESET: u16 = 1 << 15;
 /// The bytes that a guest may write: command, cache line, interrupt line, and the control words of
 /// the capabilities.
 const WRITABLE: [usize; 11] = [
-    0x04,
-    0x05,
+    COMMAND,
+    COMMAND + 1,
     0x0c,
     0x3c,
     MSI_X + 2,
@@ -65,6 +68,14 @@ impl Config {
     pub(crate) fn read(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let at = usize::try_from(offset).ok()?;
         self.0.get(at..at.checked_add(len)?)
+    }
+
+    /// Whether a guest lets the function reach memory.
+    pub(crate) fn mastering(&self) -> Mastering {
+        match self.0.get(COMMAND) {
+            Some(command) if command & MASTER != 0 => Mastering::On,
+            _ => Mastering::Off,
+        }
     }
 
     /// Writes what can be written, and returns whether the function is to be reset; `None` where

@@ -14,12 +14,13 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags};
 
 use crate::bytes::{put, u16_at, u32_at, u64_at};
 use crate::config::{CONFIG_BYTES, Config};
-use crate::controller::{BAR_BYTES, Controller, Counts, VECTORS};
+use crate::controller::{BAR_BYTES, Busy, Controller, Counts, VECTORS};
 use crate::disk::Disk;
 use crate::memory::GuestMemory;
 use crate::wire::{self, MAX_DATA, MAX_FDS, Message, WireError};
 
-/// How long an unmap or a reset waits for commands: less than QEMU waits for an answer, 5 s.
+/// How long an unmap, a reset or the end of bus mastering waits for commands: less than QEMU waits
+/// for an answer, 5 s.
 const BOUND: Duration = Duration::from_secs(4);
 
 /// Numbers of regions and of kinds of interrupts (`linux/vfio.h`), and how many there are.
@@ -92,6 +93,12 @@ struct Refused {
     why: String,
 }
 
+impl From<Busy> for Refused {
+    fn from(Busy: Busy) -> Self {
+        refused(Errno::EBUSY, "a command does not end")
+    }
+}
+
 fn refused(errno: Errno, why: impl Into<String>) -> Refused {
     Refused { errno, why: why.into() }
 }
@@ -118,8 +125,8 @@ impl Session {
     /// [`WireError`], with the report.
     pub fn serve(mut self, socket: &UnixStream) -> (Report, Result<(), WireError>) {
         let ended = self.answer_all(socket);
-        self.controller.reset(BOUND);
         // The client is gone, and nobody is told how that ends.
+        let _ = self.controller.reset(BOUND);
         let _ = self.dma.unmap(DmaUnmapFlags::UNMAP_ALL, 0, 0, BOUND);
         self.report.counts = self.controller.counts();
         (self.report, ended)
@@ -168,7 +175,7 @@ impl Session {
             8 => self.set_interrupts(body, fds),
             9 => self.read(body),
             10 => self.write(body),
-            13 => Some(self.reset()),
+            13 => Some(self.reset().map(|()| Vec::new()).map_err(Refused::from)),
             _ => Some(Err(refused(Errno::EOPNOTSUPP, "this server does not know it"))),
         };
         let short = || refused(Errno::EINVAL, format!("{} bytes are too few", body.len()));
@@ -265,22 +272,22 @@ impl Session {
         }
         match region {
             BAR0 if in_bar(offset, count) => self.controller.write(offset, data),
-            CONFIG => match self.config.write(offset, data) {
-                Some(false) => {}
-                Some(true) => return Some(self.reset().map(|_| head.to_vec())),
-                None => return Some(Err(outside(region, offset, count))),
-            },
+            CONFIG => {
+                let done = match self.config.write(offset, data) {
+                    Some(false) => self.controller.set_mastering(self.config.mastering(), BOUND),
+                    Some(true) => self.reset(),
+                    None => return Some(Err(outside(region, offset, count))),
+                };
+                return Some(done.map(|()| head.to_vec()).map_err(Refused::from));
+            }
             _ => return Some(Err(outside(region, offset, count))),
         }
         Some(Ok(head.to_vec()))
     }
 
-    fn reset(&mut self) -> Answer {
+    fn reset(&mut self) -> Result<(), Busy> {
         self.config = Config::new();
-        match self.controller.reset(BOUND) {
-            true => Ok(Vec::new()),
-            false => Err(refused(Errno::EBUSY, "a command does not end")),
-        }
+        self.controller.reset(BOUND)
     }
 }
 

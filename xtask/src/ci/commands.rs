@@ -181,7 +181,7 @@ const COMMANDS: &[Entry] = &[
         GUESTS,
         AsIs,
     ),
-    entry("cargo xtask guest --kernel iommufd --boot noiommu", GUESTS, AsIs),
+    entry("cargo xtask guest --boot noiommu", GUESTS, GUESTS),
     entry("cargo xtask guest --kernel iommufd --boot viommu-pins", GUESTS, AsIs),
     entry("dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3", GUESTS, GUESTS),
     entry(

@@ -9,7 +9,7 @@ pub(super) enum On {
     Stock,
     /// The newest of those.
     Newest,
-    /// The one with iommufd.
+    /// Those with iommufd.
     Iommufd,
     /// Those of Arm, with pages of each size that Debian has.
     Arm,
@@ -188,7 +188,7 @@ pub(super) const BOOTS: &[Boot] = &[
     },
     Boot {
         name: "noiommu",
-        on: &[On::Iommufd],
+        on: &[On::Named(&["iommufd-built"])],
         cmdline: "intel_iommu=off vfio.enable_unsafe_noiommu_mode=1",
         commands: &[NVME, HUGEPAGES, DEVICE, "dmaspan-guest cases --backend noiommu noiommu/"],
         ..PLAIN

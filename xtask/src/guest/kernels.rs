@@ -38,6 +38,8 @@ enum Origin {
     Newest,
     /// An image that the environment names, or one that is built.
     Image,
+    /// The one that is built, whatever the environment names: the newest with iommufd.
+    Built,
 }
 
 /// The CPU of a guest.
@@ -100,7 +102,7 @@ const fn old(kernel: Kernel) -> Kernel {
 }
 
 /// All kernels that can be asked for.
-pub(super) const KERNELS: [Kernel; 11] = [
+pub(super) const KERNELS: [Kernel; 12] = [
     old(x86("5.10", Origin::Newest)),
     by_default(x86("6.1", Origin::Series("6.1"))),
     x86("6.12", Origin::Series("6.12")),
@@ -109,6 +111,7 @@ pub(super) const KERNELS: [Kernel; 11] = [
     x86("6.18", Origin::Series("6.18")),
     by_default(x86("newest", Origin::Newest)),
     by_default(x86("iommufd", Origin::Image)),
+    x86("iommufd-built", Origin::Built),
     arm("arm64", "-arm64"),
     arm("arm64-16k", "-arm64-16k"),
     old(arm("arm64-5.10", "-arm64")),
@@ -141,10 +144,19 @@ impl Kernel {
             _ if self.is_old() => false,
             On::Arm => self.cpu == Cpu::Arm,
             _ if self.cpu != Cpu::X86 => false,
-            On::Stock => self.origin != Origin::Image,
+            On::Stock => !self.has_iommufd(),
             On::Newest => self.origin == Origin::Newest,
-            On::Iommufd => self.origin == Origin::Image,
+            On::Iommufd => self.has_iommufd(),
         })
+    }
+
+    fn has_iommufd(self) -> bool {
+        matches!(self.origin, Origin::Image | Origin::Built)
+    }
+
+    /// Its folder: both kernels with iommufd have one, where the environment names none.
+    fn place(self, folder: &Path) -> PathBuf {
+        folder.join(if self.has_iommufd() { "iommufd" } else { self.name })
     }
 }
 
@@ -200,7 +212,7 @@ fn x86_shell(kernels: &[Kernel], folder: &Path, lock: &File) -> Option<PathBuf> 
 
 /// A kernel that is there already.
 fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
-    let place = folder.join(kernel.name);
+    let place = kernel.place(folder);
     let image = match (kernel.origin, named_image()) {
         (Origin::Image, Some(image)) => {
             let image = std::path::absolute(&image).unwrap_or_else(|_| image.into());
@@ -262,12 +274,16 @@ fn fetch(
             }
         };
         for kernel in missing {
+            // The one before may have filled the same folder.
+            if find(*kernel, folder).is_ok() {
+                continue;
+            }
             let unpack = |series, new: &Path| unpack(&root, series, kernel.flavour, new, lock);
-            let done = replace(&folder.join(kernel.name), |new| {
+            let done = replace(&kernel.place(folder), |new| {
                 match kernel.origin {
                     Origin::Series(series) => unpack(Some(series), new),
                     Origin::Newest => unpack(None, new),
-                    Origin::Image => source::build(&root, new, lock),
+                    Origin::Image | Origin::Built => source::build(&root, new, lock),
                 }?;
                 if cpu == Cpu::X86 { Ok(()) } else { unpack_shell(&root, new, lock) }
             });
@@ -368,5 +384,7 @@ mod tests {
         );
         assert!(named("iommufd").is_one_of(&[On::Newest, On::Iommufd]));
         assert!(!named("iommufd").is_one_of(&[On::Stock]));
+        let built = named("iommufd-built");
+        assert!(built.is_one_of(&[On::Iommufd]) && !built.is_one_of(&[On::Stock, On::Newest]));
     }
 }

@@ -176,6 +176,7 @@ mod tests {
         assert!(!series.boots.iter().any(|name| name == "type1"), "{series:?}");
         assert!(series.kernels.iter().any(|kernel| kernel.name == "arm64-5.10"));
         assert_eq!(kernels("--boot swiotlb --boot counted"), ["5.10", "6.1", "newest", "iommufd"]);
+        assert_eq!(kernels("--boot noiommu"), ["iommufd-built"]);
         assert_eq!(parse("").unwrap().action, Action::Boots);
         assert_eq!(parse("--").unwrap().action, Action::Boots);
         assert_eq!(parse("--list").unwrap().action, Action::List);

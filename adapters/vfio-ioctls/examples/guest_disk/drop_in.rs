@@ -10,7 +10,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::beside::{PAGE, pinned, plain_map, regions};
 use crate::nvme::Nvme;
-use crate::{LAYOUT, MIB, VIRTUAL, check};
+use crate::{LAYOUT, MIB, VIRTUAL};
 
 /// The errno of a map or an unmap that was refused.
 fn errno(result: vfio_ioctls::Result<()>) -> Option<i32> {
@@ -80,6 +80,6 @@ const EINVAL: i32 = 22;
 
 fn read(device: &VfioDevice, guest: &GuestMemoryMmap) -> Result<(), Box<dyn Error>> {
     let mut nvme = Nvme::start(device, guest, MIB)?;
-    LAYOUT.iter().try_for_each(|(at, _)| check(&mut nvme, guest, at + 8 * MIB))?;
+    LAYOUT.iter().try_for_each(|(at, _)| nvme.check(guest, at + 8 * MIB))?;
     nvme.stop()
 }

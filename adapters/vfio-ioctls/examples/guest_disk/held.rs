@@ -14,7 +14,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::beside::pinned;
 use crate::nvme::Nvme;
-use crate::{MIB, VIRTUAL, check};
+use crate::{MIB, VIRTUAL};
 
 /// Has the device read its disk through what a virtual IOMMU maps, without more pins.
 pub(crate) fn pinned_once(
@@ -42,7 +42,7 @@ pub(crate) fn pinned_once(
         domain.map(range, Iova::new(from), Prot::READ_WRITE)?;
     }
     let mut nvme = Nvme::start(device, guest, MIB)?;
-    check(&mut nvme, guest, 8 * MIB)?;
+    nvme.check(guest, 8 * MIB)?;
     assert_eq!(pinned()?, once);
     nvme.stop()?;
     println!("pinned once: {} KiB, whatever is mapped", once - before);

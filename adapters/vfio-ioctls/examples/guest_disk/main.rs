@@ -29,9 +29,9 @@ use iommufd_ioctls::IommuFd;
 use nvme::Nvme;
 use rustix::fs::{MemfdFlags, memfd_create};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioIommufd, VfioOps};
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryMmap, GuestRegionMmap,
-};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryMmap, GuestRegionMmap};
+
+type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 const MIB: u64 = 1 << 20;
 /// What the guest has: the first of it of a file.
@@ -40,40 +40,17 @@ const DIMM: (u64, u64) = (8 << 30, 16 * MIB);
 /// What the virtual IOMMU maps.
 const VIRTUAL: u64 = 16 << 30;
 
-/// Memory of a guest.
-fn region(
-    (at, len): (u64, u64),
-    file: Option<FileOffset>,
-) -> Result<GuestRegionMmap, Box<dyn Error>> {
-    Ok(GuestRegionMmap::from_range(GuestAddress(at), len as usize, file)?)
-}
-
-fn file(len: u64) -> Result<Option<FileOffset>, Box<dyn Error>> {
+/// Memory of a guest, of a file of its own.
+fn of_file((at, len): (u64, u64)) -> Result<GuestRegionMmap> {
     let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
     file.set_len(len)?;
-    Ok(Some(FileOffset::new(file, 0)))
-}
-
-/// Reads the first MiB of the disk to `at`, and compares it: each word holds where it is.
-fn check(nvme: &mut Nvme<'_>, guest: &GuestMemoryMmap, at: u64) -> Result<(), Box<dyn Error>> {
-    for byte in (0..MIB).step_by(8192) {
-        nvme.read_pages(guest, byte, at + byte)?;
-    }
-    for byte in (0..MIB).step_by(8) {
-        let word: u64 = guest.read_obj(GuestAddress(at + byte))?;
-        if word & 0xffff_ffff != byte {
-            return Err(format!("at {byte:#x} of the disk is {word:#x}").into());
-        }
-    }
-    println!("1 MiB of the disk is at {at:#x}");
-    Ok(())
+    let file = Some(FileOffset::new(file, 0));
+    Ok(GuestRegionMmap::from_range(GuestAddress(at), len as usize, file)?)
 }
 
 // ANCHOR: open
 /// What dmaspan maps with, the device, and what vfio-ioctls maps with.
-type Opened = (Shared, VfioDevice, Arc<dyn VfioOps>);
-
-fn open(path: &Path, space: &str) -> Result<Opened, Box<dyn Error>> {
+fn open(path: &Path, space: &str) -> Result<(Shared, VfioDevice, Arc<dyn VfioOps>)> {
     if space == "iommufd" {
         let theirs = Arc::new(VfioIommufd::new(Arc::new(IommuFd::new()?), None, None)?);
         let device = VfioDevice::new(path, theirs.clone(), true)?;
@@ -89,13 +66,14 @@ fn open(path: &Path, space: &str) -> Result<Opened, Box<dyn Error>> {
 }
 // ANCHOR_END: open
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [bdf, space] = arguments.as_slice() else {
         return Err("usage: guest_disk BDF container|iommufd".into());
     };
-    let low = region(LAYOUT[0], file(LAYOUT[0].1)?)?;
-    let guest = GuestMemoryMmap::from_regions(vec![low, region(LAYOUT[1], None)?])?;
+    let (at, len) = LAYOUT[1];
+    let high = GuestRegionMmap::from_range(GuestAddress(at), len as usize, None)?;
+    let guest = GuestMemoryMmap::from_regions(vec![of_file(LAYOUT[0])?, high])?;
     let path = Path::new("/sys/bus/pci/devices").join(bdf);
     let (shared, device, theirs) = open(&path, space)?;
 
@@ -105,14 +83,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} MiB in {} maps", mapped.bytes() / MIB, mapped.plan().maps().len());
     // ANCHOR_END: map
     let mut nvme = Nvme::start(&device, &guest, MIB)?;
-    LAYOUT.iter().try_for_each(|(at, _)| check(&mut nvme, &guest, at + 8 * MIB))?;
+    LAYOUT.iter().try_for_each(|(at, _)| nvme.check(&guest, at + 8 * MIB))?;
 
     // A DIMM comes, and goes.
-    let dimm = Arc::new(region(DIMM, file(DIMM.1)?)?);
+    let dimm = Arc::new(of_file(DIMM)?);
     // SAFETY: as above.
     let added = unsafe { shared.add_region(&dimm)? };
     let larger = guest.insert_region(dimm)?;
-    check(&mut nvme, &larger, DIMM.0)?;
+    nvme.check(&larger, DIMM.0)?;
     added.unmap()?;
     let (guest, _dimm) = larger.remove_region(GuestAddress(DIMM.0), DIMM.1)?;
 
@@ -127,7 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(shared.space().mappings() - before, 2);
     dma.unmap(VIRTUAL, 64 * MIB)?;
     assert_eq!(shared.space().mappings(), before);
-    check(&mut nvme, &guest, LAYOUT[1].0)?;
+    nvme.check(&guest, LAYOUT[1].0)?;
 
     nvme.stop()?;
     mapped.unmap()?;

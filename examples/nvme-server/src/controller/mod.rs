@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::Disk;
 use crate::memory::GuestMemory;
@@ -19,8 +19,8 @@ mod prp;
 mod state;
 mod worker;
 
-pub(crate) use state::VECTORS;
 use state::{MOST_ENTRIES, State};
+pub(crate) use state::{Mastering, VECTORS};
 
 /// How long BAR 0 is: registers, doorbells from 0x1000 on, and the tables of MSI-X, which a client
 /// keeps.
@@ -43,6 +43,10 @@ pub struct Counts {
     /// Those of them that failed.
     pub failed: u64,
 }
+
+/// There are commands that do not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Busy;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -167,20 +171,45 @@ impl Controller {
         }
     }
 
-    /// Resets the controller and waits for the commands that it does, for `bound` at most; whether
-    /// none is left.
-    pub(crate) fn reset(&self, bound: Duration) -> bool {
+    /// Makes the function a master of its bus, or takes that from it: then its commands are waited
+    /// for, for `bound` at most, and others wait until it is one again.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`]: some of them may still reach memory.
+    pub(crate) fn set_mastering(&self, mastering: Mastering, bound: Duration) -> Result<(), Busy> {
+        let mut state = self.shared.state.lock();
+        state.mastering = mastering;
+        match mastering {
+            Mastering::Off => self.wait_idle(state, bound),
+            Mastering::On => {
+                self.shared.begun.notify_all();
+                Ok(())
+            }
+        }
+    }
+
+    /// Resets the controller and waits for the commands that it does, for `bound` at most.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`]: some of them may still reach memory.
+    pub(crate) fn reset(&self, bound: Duration) -> Result<(), Busy> {
         let mut state = self.shared.state.lock();
         state.reset();
         self.shared.ended.notify_all();
+        self.wait_idle(state, bound)
+    }
+
+    fn wait_idle(&self, mut state: MutexGuard<'_, State>, bound: Duration) -> Result<(), Busy> {
         let deadline = Instant::now().checked_add(bound);
         while state.running > 0 {
             let Some(deadline) = deadline.filter(|deadline| *deadline > Instant::now()) else {
-                return false;
+                return Err(Busy);
             };
             self.shared.ended.wait_until(&mut state, deadline);
         }
-        true
+        Ok(())
     }
 }
 

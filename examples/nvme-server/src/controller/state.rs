@@ -70,6 +70,15 @@ pub(super) struct Place {
     pub(super) interrupt: Option<Arc<File>>,
 }
 
+/// Whether the function is a master of its bus. One that is not reaches no memory, and signals no
+/// interrupt (PCI Express Base Specification 6.0, section 7.5.1.1.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Mastering {
+    #[default]
+    Off,
+    On,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) cc: u32,
@@ -78,6 +87,7 @@ pub(super) struct State {
     pub(super) acq: u64,
     is_fatal: bool,
     is_shut_down: bool,
+    pub(super) mastering: Mastering,
     /// Grows with each reset: what was begun before has no completion.
     pub(super) generation: u64,
     pub(super) submissions: BTreeMap<u16, SubmissionQueue>,
@@ -145,7 +155,18 @@ impl State {
     /// As after power-on, but for the interrupts.
     pub(super) fn reset(&mut self) {
         self.disable();
+        self.mastering = Mastering::Off;
         (self.cc, self.aqa, self.asq, self.acq) = (0, 0, 0, 0);
+    }
+
+    /// What a worker does now: nothing while the function is no master of its bus.
+    pub(super) fn begin(&mut self) -> Option<Work> {
+        let work = match self.mastering {
+            Mastering::Off => None,
+            Mastering::On => self.work.pop_front(),
+        }?;
+        self.running += 1;
+        Some(work)
     }
 
     /// The guest's memory does not have a queue: the guest has to reset the controller.

@@ -15,11 +15,10 @@ pub(super) fn run(shared: &Shared) {
         if state.is_stopped {
             return;
         }
-        let Some(work) = state.work.pop_front() else {
+        let Some(work) = state.begin() else {
             shared.begun.wait(&mut state);
             continue;
         };
-        state.running += 1;
         let generation = state.generation;
         drop(state);
         match work {

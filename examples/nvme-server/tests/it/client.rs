@@ -146,6 +146,13 @@ impl Client {
         self.send(REGION_WRITE, POSTED, &body, &[]);
     }
 
+    /// Writes configuration space.
+    pub(crate) fn configure(&mut self, offset: u64, data: &[u8]) {
+        let mut body = access(7, offset, u32::try_from(data.len()).unwrap());
+        body.extend(data);
+        self.ask(REGION_WRITE, &body).unwrap();
+    }
+
     /// Ends, and returns what the server says.
     pub(crate) fn end(self) -> (Report, Result<(), WireError>) {
         self.socket.shutdown(Shutdown::Both).unwrap();

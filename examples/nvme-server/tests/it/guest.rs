@@ -21,6 +21,12 @@ const LISTS: u64 = 0x8_0000;
 /// Entries of the queues.
 pub(crate) const ENTRIES: u32 = 64;
 
+/// The command register, and what is in it of a function whose memory is decoded: without bus
+/// mastering and with it.
+pub(crate) const COMMAND: u64 = 4;
+pub(crate) const NO_MASTER: [u8; 2] = [2, 0];
+pub(crate) const MASTER: [u8; 2] = [6, 0];
+
 pub(crate) const FLUSH: u8 = 0;
 pub(crate) const WRITE: u8 = 1;
 pub(crate) const READ: u8 = 2;
@@ -97,6 +103,7 @@ impl Guest {
         self.admin = Queue::new(0, ENTRIES, ENTRIES);
         self.ram.write_all_at(&[0; 2 * PAGE as usize], 0).unwrap();
         let size = ENTRIES - 1;
+        self.client.configure(COMMAND, &MASTER);
         self.client.write(0x24, &(size | size << 16).to_le_bytes());
         self.client.write(0x28, &RAM.to_le_bytes());
         self.client.write(0x30, &(RAM + PAGE).to_le_bytes());

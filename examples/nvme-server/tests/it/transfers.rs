@@ -351,9 +351,7 @@ fn a_reset_ends_what_is_under_way_by_each_of_its_three_ways() {
             1 => assert_eq!(guest.client.ask(RESET, &[]), Ok(Vec::new())),
             _ => {
                 // Initiate Function Level Reset, in Device Control.
-                let mut body = crate::client::access(7, 0x68, 2);
-                body.extend(0x8000_u16.to_le_bytes());
-                guest.client.ask(crate::client::REGION_WRITE, &body).unwrap();
+                guest.client.configure(0x68, &0x8000_u16.to_le_bytes());
                 assert_eq!(guest.client.read(7, 0x68, 2), Ok(vec![0, 0]));
             }
         }
@@ -366,6 +364,47 @@ fn a_reset_ends_what_is_under_way_by_each_of_its_three_ways() {
     let (report, ended) = guest.client.end();
     ended.unwrap();
     assert_eq!(report.refused, 0);
+}
+
+#[test]
+fn a_function_that_is_no_bus_master_reaches_no_memory_until_it_is_one_again() {
+    let disk = memfd(DISK);
+    disk.write_all_at(&pattern(1, DISK), 0).unwrap();
+    let mut guest = Guest::new(&disk, 4);
+    let mut queue = guest.queue(1, ENTRIES, ENTRIES);
+    let (count, pages) = (48, (0..MOST).map(|n| DATA + n * PAGE).collect::<Vec<u64>>());
+    for round in 0..20_u64 {
+        for id in 0..count {
+            let read = guest.transfer(READ, id, round, 256, &pages);
+            guest.put(&mut queue, read);
+        }
+        guest.ring(&queue);
+        guest.client.configure(COMMAND, &NO_MASTER);
+        let mut done = 0;
+        while guest.poll(&mut queue).is_some() {
+            done += 1;
+        }
+        guest.taken(&queue);
+        // More work, of which nothing is done either.
+        let last = guest.transfer(READ, count, round, 256, &pages);
+        guest.put(&mut queue, last);
+        guest.ring(&queue);
+        let mark = vec![0xbb; (MOST * PAGE) as usize];
+        guest.ram.write_all_at(&mark, DATA).unwrap();
+        for _ in 0..100 {
+            assert_eq!(guest.client.register(0x1c), 1);
+        }
+        assert_eq!(guest.poll(&mut queue), None, "round {round}");
+        assert!(bytes_of(&guest.ram, DATA, MOST * PAGE) == mark, "round {round}");
+        guest.client.configure(COMMAND, &MASTER);
+        for _ in done..=count {
+            assert_eq!(guest.wait(&mut queue).status, 0);
+        }
+        assert!(bytes_of(&guest.ram, DATA, MOST * PAGE) != mark);
+    }
+    let (report, ended) = guest.client.end();
+    ended.unwrap();
+    assert_eq!((report.refused, report.counts.failed), (0, 0));
 }
 
 #[test]

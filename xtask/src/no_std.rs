@@ -4,7 +4,7 @@
 //! C library. If anything that the core or a driver depends on brought the standard library in, it
 //! would not link.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::debian::output_of;
@@ -34,7 +34,7 @@ pub fn check() -> Checked {
             said.push_str(&format!("; they build for {triple}"));
             targets.push(triple);
         } else {
-            is_refused(&triple, &target)?;
+            is_refused(&triple)?;
             said.push_str(&format!("; they refuse {triple}, which has no 64-bit atomics"));
         }
     }
@@ -71,9 +71,13 @@ fn has_64_bit_atomics(triple: &str) -> Result<bool, String> {
 }
 
 /// Makes sure that the core does not build for a target, and says why.
-fn is_refused(triple: &str, target: &Path) -> Result<(), String> {
+///
+/// # Errors
+///
+/// What the compiler says in its place.
+pub(crate) fn is_refused(triple: &str) -> Result<(), String> {
     let mut build = crate::cargo(&["build", "-p", "dmaspan", "--target", triple, "--target-dir"]);
-    let built = build.arg(target).output();
+    let built = build.arg(crate::target_directory().join("no-std")).output();
     let built = built.map_err(|error| format!("cargo did not start: {error}"))?;
     let said = String::from_utf8_lossy(&built.stderr);
     match !built.status.success() && said.contains(REFUSAL) {

@@ -238,9 +238,11 @@ mod tests {
     #[test]
     fn what_is_in_no_other_range_is_what_a_walk_over_all_addresses_finds() {
         let top = u64::MAX - 15;
-        // Each address of 16 is in one of the others or not; all of these sets, at both ends.
+        // Each address of 16 is in one of the others or not; all of these sets, at both ends. Miri,
+        // which is hundreds of times slower, tries some.
+        let sets = (0..1u32 << 16).step_by(if cfg!(miri) { 1999 } else { 1 });
         for (base, set) in
-            [0, 100, top].into_iter().flat_map(|b| (0..1u32 << 16).map(move |s| (b, s)))
+            [0, 100, top].into_iter().flat_map(|base| sets.clone().map(move |set| (base, set)))
         {
             let run = |set: u32, is_in: u32| {
                 let bits = (0..16u64).filter(move |bit| set >> bit & 1 == is_in);

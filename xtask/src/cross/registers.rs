@@ -21,13 +21,19 @@ const FUNCTIONS: [(&str, Does); 4] = [
     ("7write64", Does::Write),
 ];
 
-/// What a CPU has for one of them, in that order, and its barrier.
+/// What a CPU has for one of them, in that order, and its barrier. One of 32 bits has each half of
+/// 64 by itself.
 fn expected(machine: &str) -> ([&'static str; 4], &'static str) {
     match machine {
         "aarch64" => (["ldr w", "ldr x", "str w", "str x"], "dsb sy"),
+        "arm" => (["ldr r", "ldr r", "str r", "str r"], "dsb sy"),
         _ => (["lw ", "ld ", "sw ", "sd "], "fence"),
     }
 }
+
+/// How many instructions a CPU may have from a barrier to the store behind it: of 32 bits, it first
+/// reads from its stack what it is to store.
+const BEHIND: usize = 6;
 
 /// Builds the drivers, optimised, and looks at what became of the accesses.
 pub(super) fn check(target: &Target, tools: &Tools) -> Result<(), String> {
@@ -43,7 +49,8 @@ pub(super) fn check(target: &Target, tools: &Tools) -> Result<(), String> {
     let (accesses, barrier) = expected(target.machine);
     for ((function, does), access) in FUNCTIONS.into_iter().zip(accesses) {
         let body = body(&text, function);
-        let shown = find(&body, access, barrier, does);
+        let halves = if function.ends_with("64") && !target.is_64_bits { 2 } else { 1 };
+        let shown = find(&body, access, barrier, does, halves);
         let shown = shown.map_err(|why| format!("{} {function}: {why}", target.machine))?;
         crate::say(&format!("   {} {}: {shown}", target.machine, &function[1..]));
     }
@@ -66,29 +73,43 @@ fn body(text: &str, function: &str) -> Vec<String> {
     lines.filter_map(instruction).collect()
 }
 
-/// The access, where the function has one with a plain address, and the barrier on its side with at
-/// most an addition between them.
-fn find(body: &[String], access: &str, barrier: &str, does: Does) -> Result<String, String> {
-    let barriers: Vec<usize> =
-        positions(body, |line| line == barrier || line.starts_with("fence "));
-    let [barrier_at] = barriers[..] else {
-        return Err(format!("{} barriers, where one is expected: {body:?}", barriers.len()));
-    };
-    let (begin, end) = match does {
-        Does::Read => (barrier_at.saturating_sub(2), barrier_at),
-        Does::Write => (barrier_at, barrier_at + 3),
-    };
-    let near = body.get(begin..end.min(body.len())).unwrap_or_default();
+/// The accesses of a function, one or two, where each has a plain address and a barrier beside it,
+/// with little between them. Of two halves the upper one is to be written first.
+fn find(
+    body: &[String],
+    access: &str,
+    barrier: &str,
+    does: Does,
+    halves: usize,
+) -> Result<String, String> {
+    let barriers = positions(body, |line| line == barrier || line.starts_with("fence "));
+    if barriers.len() != halves {
+        let found = barriers.len();
+        return Err(format!("{found} barriers, where {halves} are expected: {body:?}"));
+    }
     // No write-back form, no offset, no pair.
     let is_plain = |line: &str| {
         let address = line.rsplit(' ').next().unwrap_or_default();
         line.starts_with(access)
             && (address.starts_with('[') && address.ends_with(']') || address.contains("0("))
     };
-    match positions(near, is_plain)[..] {
-        [at] => Ok(format!("{} with {barrier}", near[at])),
-        _ => Err(format!("no `{access}` beside the barrier: {body:?}")),
+    let mut shown = Vec::new();
+    for (index, &at) in barriers.iter().enumerate() {
+        let next = barriers.get(index + 1).copied().unwrap_or(body.len());
+        let near = match does {
+            Does::Read => &body[at.saturating_sub(2)..at],
+            Does::Write => &body[at..next.min(at + BEHIND)],
+        };
+        let [found] = positions(near, is_plain)[..] else {
+            return Err(format!("no `{access}` beside the barrier: {body:?}"));
+        };
+        let is_upper = |line: &String| line.starts_with("add ") && line.ends_with("#4");
+        if halves == 2 && does == Does::Write && index == 0 && !near[..found].iter().any(is_upper) {
+            return Err(format!("the lower half is written first: {body:?}"));
+        }
+        shown.push(near[found].as_str());
     }
+    Ok(format!("{} with {barrier}", shown.join(", ")))
 }
 
 fn positions(lines: &[String], is_one: impl Fn(&str) -> bool) -> Vec<usize> {
@@ -102,7 +123,7 @@ mod tests {
 
     fn found(lines: &[&str], access: &str, does: Does) -> Result<String, String> {
         let lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
-        find(&lines, access, "dsb sy", does)
+        find(&lines, access, "dsb sy", does, 1)
     }
 
     #[test]
@@ -118,6 +139,20 @@ mod tests {
         ] {
             assert!(found(wrong, "ldr w", Does::Read).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn of_two_halves_the_upper_one_is_written_first_and_each_has_its_barrier() {
+        let (low, high) = ("str r3, [r0]", "str r1, [r2]");
+        let found = |lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
+            find(&lines, "str r", "dsb sy", Does::Write, 2)
+        };
+        let step = "add r2, r0, #4";
+        assert!(found(&["dsb sy", "ldr r1, [fp, #12]", step, high, "dsb sy", low]).is_ok());
+        assert!(found(&["dsb sy", low, step, "dsb sy", high]).is_err());
+        assert!(found(&["dsb sy", step, high, low]).is_err());
+        assert!(found(&["dsb sy", step, high, "dsb sy", "strd r2, [r0]"]).is_err());
     }
 
     #[test]

@@ -7,7 +7,8 @@ use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 
 pub(crate) fn arena() -> Arena {
-    Arena::new(PhysAddr::new(0x4000_0000), 64 << 20)
+    // Miri, which is hundreds of times slower, looks at each table that there may be.
+    Arena::new(PhysAddr::new(0x4000_0000), if cfg!(miri) { 256 << 10 } else { 64 << 20 })
 }
 
 pub(crate) fn format<const G: u32>(input_bits: u32, output_bits: u32) -> ArmLpaeS1<G> {

@@ -21,7 +21,8 @@ use crate::common::{arena, format, span, walker};
 
 /// Where the memory of these tests begins, and the bytes of it.
 pub(crate) const RAM: u64 = 0x8000_0000;
-pub(crate) const BYTES: u64 = 64 << 20;
+/// Little under Miri, which is hundreds of times slower.
+pub(crate) const BYTES: u64 = if cfg!(miri) { 2 << 20 } else { 64 << 20 };
 /// What stands in the frames around a buffer.
 pub(crate) const OTHERS: u8 = 0xee;
 

@@ -21,7 +21,8 @@ pub(crate) use for_all_granules;
 pub(crate) type Table<const G: u32> = PageTable<ArmLpaeS1<G>, Arena>;
 
 pub(crate) fn arena() -> Arena {
-    Arena::new(PhysAddr::new(0x4000_0000), 64 << 20)
+    // Miri, which is hundreds of times slower, looks at each table that there may be.
+    Arena::new(PhysAddr::new(0x4000_0000), if cfg!(miri) { 256 << 10 } else { 64 << 20 })
 }
 
 pub(crate) fn format<const G: u32>(input_bits: u32, output_bits: u32) -> ArmLpaeS1<G> {

@@ -27,8 +27,10 @@ fn check(spans: &[Span]) {
     let all = bytes(spans.iter().copied());
     let len = u64::try_from(all.len()).unwrap();
     assert_eq!(segments.len(), len);
-    for offset in 0..=len {
-        for part in 0..=len - offset {
+    // Miri, which is hundreds of times slower, tries every seventh.
+    let step = if cfg!(miri) { 7 } else { 1 };
+    for offset in (0..=len).step_by(step) {
+        for part in (0..=len - offset).step_by(step) {
             let import = segments.import(offset, part).unwrap();
             let pieces = import.pieces();
             assert_eq!(import.clone().count(), pieces);

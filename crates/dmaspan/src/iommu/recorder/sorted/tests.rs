@@ -43,7 +43,7 @@ fn records_are_as_in_a_model_of_single_addresses_whatever_comes_and_goes() {
         state ^= state << 17;
         state % below
     };
-    for name in 0..if cfg!(miri) { 100 } else { 4000 } {
+    for name in 0..if cfg!(miri) { 20 } else { 4000 } {
         let at = range(next(500), 1 + next(9));
         let all = || at.start().get()..=at.last().get();
         match next(3) {

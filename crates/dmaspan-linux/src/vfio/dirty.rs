@@ -216,9 +216,11 @@ mod tests {
     #[test]
     fn every_mark_dirties_exactly_the_pages_that_it_touches() {
         let (base, page) = (0x7000, 0x1000);
+        // Miri, which is hundreds of times slower, tries some.
+        let step = if cfg!(miri) { 31 } else { 1 };
         for pages in [1, 2, 63, 64, 65, 130] {
-            for first in 0..pages {
-                for last in first..pages {
+            for first in (0..pages).step_by(step) {
+                for last in (first..pages).step_by(step) {
                     let all = range(base, base + pages * page - 1);
                     let mut bitmap = DirtyPages::new(all, page).unwrap();
                     let marked = range(base + first * page + 5, base + last * page + 5);

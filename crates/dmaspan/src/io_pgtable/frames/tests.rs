@@ -130,7 +130,7 @@ fn free(memory: &Memory, shape: TableShape, list: FrameList) {
 fn publish(memory: &Memory, shape: TableShape, list: &mut FrameList, word: u64) -> PhysAddr {
     let mut fresh = TableMemory::<u64>::take(memory, Promise::kept(), shape, list).unwrap();
     assert_eq!(fresh.words().len(), 1 << (shape.lg2_size - 3));
-    fresh.words().fill(word);
+    fresh.words().fill(word.to_le());
     let paddr = fresh.paddr();
     memory.publish(fresh);
     paddr

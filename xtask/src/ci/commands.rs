@@ -108,6 +108,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo run -p dmaspan-nvme-server -- /tmp/nvme.sock disk.img", TESTS, GUESTS),
     entry("cargo test -p dmaspan-nvme-server hostile", TESTS, TESTS),
     entry("cargo xtask cross", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask cross bare", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask cross user", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask cross copies", OTHER_CPUS, OTHER_CPUS),
     entry("cargo xtask cross registers", OTHER_CPUS, OTHER_CPUS),

@@ -292,7 +292,7 @@ fn a_process_is_planned_with_what_was_taken_and_what_was_left_out() {
 
 #[test]
 fn a_process_that_has_ended_and_waits_for_its_parent_is_an_error_that_says_so() {
-    let mut other = Command::new("true").stdout(Stdio::null()).spawn().unwrap();
+    let mut other = Command::new(DMASPAN).arg("--version").stdout(Stdio::null()).spawn().unwrap();
     let pid = other.id().to_string();
     let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     while !state().contains(") Z ") {

@@ -172,7 +172,7 @@ fn pins_of_several_threads_end_at_zero_and_nothing_is_lost_on_the_way() {
 #[test]
 fn a_tebibyte_in_large_folios_has_records_of_blocks_only() {
     let memory = SimMemory::with_books(PhysAddr::new(0), 1 << 40, 12, Books::Folios).unwrap();
-    let blocks = (1 << 40) >> 21;
+    let blocks = 1 << (40 - 21);
     let empty = memory.metadata_bytes();
     assert!(empty <= 64 * blocks, "{empty}");
     let whole = Span::new(PhysAddr::new(0), 1 << 39).unwrap();

@@ -29,6 +29,17 @@ pub(super) enum Iommu {
     Smmu,
 }
 
+/// A disk of a server beside QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    /// There is none.
+    No,
+    /// A sanitizer judges the server.
+    Judged,
+    /// The server is as users build it, and a disk of QEMU's storage daemon is beside its own.
+    Measured,
+}
+
 /// A guest and what it is told to do.
 #[derive(Clone, Debug)]
 pub(super) struct Boot {
@@ -52,8 +63,8 @@ pub(super) struct Boot {
     pub(super) commands: &'static [&'static str],
     /// Whether it has QEMU, for a VM of its own.
     pub(super) nested: bool,
-    /// Whether a vfio-user server has a disk for it, whose socket is `SOCKET` in the arguments.
-    pub(super) served: bool,
+    /// The disk of a vfio-user server that it has, whose socket is `SOCKET` in the arguments.
+    pub(super) served: Served,
     /// What a second guest runs, on the disk of a server that was started again. `FLUSHED` in it is
     /// the last file that the first guest has flushed.
     pub(super) again: &'static [&'static str],
@@ -135,7 +146,7 @@ const PLAIN: Boot = Boot {
     seconds: 300,
     commands: &[],
     nested: false,
-    served: false,
+    served: Served::No,
     again: &[],
     backends: &[],
 };
@@ -386,7 +397,7 @@ pub(super) const BOOTS: &[Boot] = &[
         cmdline: "intel_iommu=off",
         seconds: 1200,
         commands: &["dmaspan-guest served write random files reset pieces unbind"],
-        served: true,
+        served: Served::Judged,
         ..PLAIN
     },
     Boot {
@@ -397,7 +408,18 @@ pub(super) const BOOTS: &[Boot] = &[
         cmdline: "iommu.strict=1",
         seconds: 1800,
         commands: &["dmaspan-guest served part random files reset"],
-        served: true,
+        served: Served::Judged,
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-user-iops",
+        on: &[On::Named(&["newest"])],
+        qemu: SERVED,
+        memory: "1G",
+        cmdline: "intel_iommu=off",
+        seconds: 1200,
+        commands: &["settle 10", "dmaspan-guest served iops"],
+        served: Served::Measured,
         ..PLAIN
     },
     Boot {
@@ -409,7 +431,7 @@ pub(super) const BOOTS: &[Boot] = &[
         cmdline: "intel_iommu=off nvme_core.io_timeout=15",
         seconds: 600,
         commands: &["dmaspan-guest served layout killed"],
-        served: true,
+        served: Served::Judged,
         again: &["dmaspan-guest served flushed=FLUSHED"],
         ..PLAIN
     },
@@ -421,7 +443,7 @@ pub(super) const BOOTS: &[Boot] = &[
         cmdline: "intel_iommu=off nvme_core.io_timeout=15",
         seconds: 600,
         commands: &["dmaspan-guest served layout killed-busy"],
-        served: true,
+        served: Served::Judged,
         again: &["dmaspan-guest served flushed=FLUSHED"],
         ..PLAIN
     },

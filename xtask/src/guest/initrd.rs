@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::boots::Iommu;
+use super::boots::{Iommu, Served};
 use super::cpio::Archive;
 use super::kernels::{Cpu, Ready};
 use super::nested;
@@ -109,7 +109,7 @@ pub(super) fn programs(cpu: Cpu, target: &Path, wanted: Wanted) -> Result<Progra
 pub(super) fn write(
     programs: &Programs,
     kernel: &Ready,
-    iommu: Iommu,
+    devices: (Iommu, Served),
     commands: &[String],
     nested: Option<&Path>,
 ) -> Result<Vec<u8>, String> {
@@ -133,9 +133,9 @@ pub(super) fn write(
         SHELL_IS.iter().for_each(|name| archive.link(&format!("bin/{name}"), "sh"));
     }
     let mut order = String::new();
-    for (name, file) in wanted(&kernel.modules, iommu) {
+    for (name, file) in wanted(&kernel.modules, devices) {
         archive.file(&format!("modules/{name}.ko"), &read(file)?);
-        order.push_str(&line(name, iommu));
+        order.push_str(&line(name, devices.0));
     }
     archive.file("modules/order", order.as_bytes());
     archive.file("guest/commands", (commands.join("\n") + "\n").as_bytes());
@@ -168,12 +168,16 @@ fn in_archive(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// The modules for an IOMMU.
+/// The modules for an IOMMU, and for the disks of a server.
 fn wanted<'m>(
     modules: &'m [(&'static str, PathBuf)],
-    iommu: Iommu,
+    (iommu, served): (Iommu, Served),
 ) -> impl Iterator<Item = (&'static str, &'m Path)> {
-    let is_wanted = move |name: &str| iommu == Iommu::Virtio || name != "virtio-iommu";
+    let is_wanted = move |name: &str| match name {
+        "virtio-iommu" => iommu == Iommu::Virtio,
+        "virtio_blk" => served == Served::Measured,
+        _ => true,
+    };
     let modules = modules.iter().filter(move |module| is_wanted(module.0));
     modules.map(|(name, file)| (*name, file.as_path()))
 }
@@ -196,14 +200,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_are_those_for_the_iommu_with_their_parameters() {
-        let modules = ["virtio-iommu", "vfio_iommu_type1"].map(|name| (name, PathBuf::new()));
-        let lines = |iommu| {
-            let wanted = wanted(&modules, iommu);
+    fn modules_are_those_for_the_devices_with_their_parameters() {
+        let modules = ["virtio-iommu", "vfio_iommu_type1", "virtio_blk"];
+        let modules = modules.map(|name| (name, PathBuf::new()));
+        let lines = |iommu, served| {
+            let wanted = wanted(&modules, (iommu, served));
             wanted.map(|(name, _)| line(name, iommu)).collect::<String>()
         };
-        assert_eq!(lines(Iommu::Intel), "vfio_iommu_type1\n");
+        assert_eq!(lines(Iommu::Intel, Served::Judged), "vfio_iommu_type1\n");
+        assert_eq!(lines(Iommu::Intel, Served::Measured), "vfio_iommu_type1\nvirtio_blk\n");
         let virtio = "virtio-iommu\nvfio_iommu_type1 allow_unsafe_interrupts=1\n";
-        assert_eq!(lines(Iommu::Virtio), virtio);
+        assert_eq!(lines(Iommu::Virtio, Served::No), virtio);
     }
 }

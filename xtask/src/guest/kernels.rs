@@ -15,7 +15,7 @@ use crate::hw;
 pub(super) const IMAGE: &str = "DMASPAN_GUEST_KERNEL";
 
 /// The modules that guests load, in this order, where the kernel has them as modules.
-const MODULES: [&str; 7] = [
+const MODULES: [&str; 8] = [
     "virtio-iommu",
     "irqbypass",
     "vfio",
@@ -23,6 +23,7 @@ const MODULES: [&str; 7] = [
     "vfio_iommu_type1",
     "vfio-pci-core",
     "vfio-pci",
+    "virtio_blk",
 ];
 
 /// The program that is a shell, and the package that has it.

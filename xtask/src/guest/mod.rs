@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use boots::{BOOTS, Boot, Iommu, REGISTERED};
+use boots::{BOOTS, Boot, Iommu, REGISTERED, Served};
 use initrd::{Programs, Wanted};
 use kernels::{Cpu, KERNELS, Ready};
 use log::Report;
@@ -57,8 +57,8 @@ struct Guest<'r> {
     limit: Duration,
     /// Whether it has QEMU.
     nested: bool,
-    /// Whether a server has a disk for it.
-    served: bool,
+    /// The disk of a server that it has.
+    served: Served,
     /// What a second guest runs on that disk.
     again: &'static [&'static str],
 }
@@ -97,8 +97,21 @@ fn check(options: &Options) -> Checked {
     };
     let folder = crate::target_directory().join("guest");
     let lock = lock(&folder)?;
-    let work = Work::new(folder, program, options.left_over)?;
+    let mut work = Work::new(folder, program, options.left_over)?;
     let kernels = kernels::get(&options.kernels, &work.folder.join("kernels"), &lock);
+    let mut tools = Vec::new();
+    if options.serves(Served::Judged) {
+        tools = match tools::file_systems(&work.folder.join("kernels"), &lock) {
+            Ok(tools) => tools,
+            Err(why) => return options.cannot(why),
+        };
+    }
+    if options.serves(Served::Measured) {
+        work.storage = match tools::storage(&work.folder.join("kernels"), &lock) {
+            Ok(storage) => storage,
+            Err(why) => return options.cannot(why),
+        };
+    }
     let mut skipped = Vec::new();
     let mut ready = Vec::new();
     for (kernel, got) in kernels {
@@ -114,12 +127,7 @@ fn check(options: &Options) -> Checked {
             continue;
         }
         let mut programs = initrd::programs(cpu, &work.folder.join("build"), options.programs())?;
-        if options.makes_file_systems() {
-            programs.tools = match tools::get(&work.folder.join("kernels"), &lock) {
-                Ok(tools) => tools,
-                Err(why) => return options.cannot(why),
-            };
-        }
+        programs.tools.clone_from(&tools);
         match &options.action {
             Action::Command(one) => work.run_command(one, &ready, &programs)?,
             _ => work.run_boots(options, &ready, &programs)?,
@@ -146,10 +154,10 @@ impl Options {
         Wanted { benchmarks, tests: runs("tests-") }
     }
 
-    /// Whether one of its guests makes file systems.
-    fn makes_file_systems(&self) -> bool {
-        let mut served = BOOTS.iter().filter(|boot| boot.served);
-        self.action == Action::Boots && served.any(|boot| self.asks(boot))
+    /// Whether one of its guests has such a disk of a server.
+    fn serves(&self, served: Served) -> bool {
+        let mut boots = BOOTS.iter().filter(|boot| boot.served == served);
+        self.action == Action::Boots && boots.any(|boot| self.asks(boot))
     }
 
     /// Whether a boot is to run.
@@ -188,6 +196,8 @@ fn list() {
 struct Work {
     folder: PathBuf,
     program: PathBuf,
+    /// The folder of QEMU's storage daemon, where a boot needs it.
+    storage: PathBuf,
     /// What the disk hashes to of which each guest has a copy.
     hash: String,
     /// Arguments that end QEMU with this process.
@@ -206,7 +216,7 @@ impl Work {
         write().map_err(|error| cannot_write(&folder, &error))?;
         let hash = crate::sha256(&folder.join("disk.img"))?;
         let leash = qemu::leash(&program);
-        Ok(Self { folder, program, hash, leash, left_over })
+        Ok(Self { folder, program, storage: PathBuf::new(), hash, leash, left_over })
     }
 
     /// Runs the boots that were asked for, several at once, and says how each ended.
@@ -291,13 +301,17 @@ impl Work {
     /// Runs a guest to its end, and where it has a server, that beside it; the second guest on the
     /// server's disk, too.
     fn run(&self, guest: &Guest<'_>, programs: &Programs) -> Result<Ended, String> {
-        if !guest.served {
+        if guest.served == Served::No {
             return self.run_beside(guest, programs, None).map(|(ended, _)| ended);
         }
-        let program = server::build()?;
+        let program = server::build(guest.served)?;
         let place = self.folder.join("run").join(guest.file_name());
-        let server = Server::start(&program, &place, Blocks::New)?;
-        let (mut ended, disk) = self.run_beside(guest, programs, Some(server))?;
+        let server = match guest.served {
+            Served::Measured => Server::start(&program, &place, Blocks::New(qemu::DISK_BYTES))?
+                .with_storage(&self.storage, &place)?,
+            _ => Server::start(&program, &place, Blocks::New(server::DISK_BYTES))?,
+        };
+        let (mut ended, disks) = self.run_beside(guest, programs, Some(server))?;
         if !guest.again.is_empty() {
             let flushed = ended.report.flushed.map_or_else(String::new, |last| last.to_string());
             let lines = guest.again.iter().map(|line| line.replace("FLUSHED", &flushed));
@@ -314,19 +328,19 @@ impl Work {
             ended.report.passed += second.report.passed;
             ended.seconds += second.seconds;
         }
-        if let (LeftOver::Removed, Some(disk)) = (self.left_over, disk) {
-            fs::remove_file(&disk).map_err(|error| cannot_write(&disk, &error))?;
+        for disk in disks.iter().filter(|_| self.left_over == LeftOver::Removed) {
+            fs::remove_file(disk).map_err(|error| cannot_write(disk, &error))?;
         }
         Ok(ended)
     }
 
-    /// Runs a guest to its end; also the disk of its server.
+    /// Runs a guest to its end; also the disks of its server.
     fn run_beside(
         &self,
         guest: &Guest<'_>,
         programs: &Programs,
         server: Option<Server>,
-    ) -> Result<(Ended, Option<PathBuf>), String> {
+    ) -> Result<(Ended, Vec<PathBuf>), String> {
         let fail = |error: io::Error| cannot_write(&self.folder, &error);
         let place = |kind| self.folder.join("run").join(format!("{}.{kind}", guest.file_name()));
         let (initrd, disk) = (place("cpio"), place("img"));
@@ -334,7 +348,7 @@ impl Work {
         let (kernel, iommu) = (guest.kernel, guest.machine.iommu);
         let lines: Vec<String> =
             guest.commands.iter().map(|line| line.replace("SHA256", &self.hash)).collect();
-        let archive = initrd::write(programs, kernel, iommu, &lines, nested)?;
+        let archive = initrd::write(programs, kernel, (iommu, guest.served), &lines, nested)?;
         fs::write(&initrd, archive).map_err(fail)?;
         let image = self.folder.join("disk.img");
         fs::copy(&image, &disk).map_err(fail)?;
@@ -344,7 +358,7 @@ impl Work {
         let mut arguments: Vec<String> =
             arguments.iter().map(|word| word.replace("IMAGE", &image)).collect();
         arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
-        let served = server.as_ref().map(|server| server.disk.clone());
+        let disks = server.as_ref().map(|server| server.disks()).unwrap_or_default();
         if let Some(server) = &server {
             server.arguments(&mut arguments);
             // What a former guest said is not for this server.
@@ -385,7 +399,7 @@ impl Work {
             }
         };
         problems.extend(of_server);
-        Ok((Ended { report, problems, seconds: seconds.as_secs_f64() }, served))
+        Ok((Ended { report, problems, seconds: seconds.as_secs_f64() }, disks))
     }
 }
 
@@ -458,7 +472,7 @@ impl<'r> Guest<'r> {
             commands,
             limit: Duration::from_secs(COMMAND_SECONDS),
             nested: one.nested,
-            served: false,
+            served: Served::No,
             again: &[],
         }
     }

@@ -12,7 +12,7 @@ use super::log;
 use crate::hw;
 
 /// The disk's size. Each of its 8-byte words holds [`DISK_TAG`] and its own offset.
-const DISK_BYTES: u64 = 64 << 20;
+pub(super) const DISK_BYTES: u64 = 64 << 20;
 const DISK_TAG: u64 = 0xfeed_0000_0000_0000;
 
 /// How a guest's instructions pass.

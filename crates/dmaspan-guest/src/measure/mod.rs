@@ -56,7 +56,7 @@ fn host_cpu(count: f64, name: &str) {
 }
 
 /// Says a figure; of a count the unit is empty.
-fn figure(name: &str, number: f64, unit: &str) {
+pub(crate) fn figure(name: &str, number: f64, unit: &str) {
     let unit = if unit.is_empty() { "-" } else { unit };
     println!("guest: figure {number:.7} {unit} {name}");
 }

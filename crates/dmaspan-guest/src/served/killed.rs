@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::load::until_it_goes;
 use super::{
-    PATIENCE, Result, check_file_system, function, make_file_system, names, partition, shell,
+    MODEL, PATIENCE, Result, check_file_system, function, make_file_system, names, partition, shell,
 };
 
 /// Files that are there when the server is killed.
@@ -67,7 +67,7 @@ pub(super) fn killed_busy() -> Result {
 
 /// Makes a file system whose disk goes, and waits until the driver has given the controller up.
 fn with_file_system(work: impl FnOnce() -> Result) -> Result {
-    let (controller, _) = names()?;
+    let (controller, _) = names(MODEL)?;
     let place = make_file_system()?;
     shell(&format!("mkdir -p {MOUNTED}; mount -t ext4 {place} {MOUNTED}"))?;
     work()?;

@@ -8,6 +8,7 @@
 //! | `guest: flushed N` | files up to this number are to be found by a second guest |
 //! | `guest: server kill` | the server is to be killed now |
 
+mod iops;
 mod killed;
 mod load;
 
@@ -71,6 +72,7 @@ fn step(name: &str) -> Option<Step> {
         "reset" => reset,
         "pieces" => pieces,
         "unbind" => unbind,
+        "iops" => iops::iops,
         "killed" => killed::killed,
         "killed-busy" => killed::killed_busy,
         _ => {
@@ -81,8 +83,8 @@ fn step(name: &str) -> Option<Step> {
     Some(Box::new(step))
 }
 
-/// The controller's name and the namespace's.
-fn names() -> Result<(String, String)> {
+/// The name of a controller of this model, and the namespace's.
+fn names(of_model: &str) -> Result<(String, String)> {
     let begun = Instant::now();
     loop {
         for entry in fs::read_dir("/sys/class/nvme")? {
@@ -90,12 +92,12 @@ fn names() -> Result<(String, String)> {
             let place = Path::new("/sys/class/nvme").join(&controller);
             let model = fs::read_to_string(place.join("model")).unwrap_or_default();
             let namespace = format!("{controller}n1");
-            if model.trim() == MODEL && Path::new("/dev").join(&namespace).exists() {
+            if model.trim() == of_model && Path::new("/dev").join(&namespace).exists() {
                 return Ok((controller, namespace));
             }
         }
         if begun.elapsed() > PATIENCE {
-            return Err(format!("no controller is a `{MODEL}` with a namespace").into());
+            return Err(format!("no controller is a `{of_model}` with a namespace").into());
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -103,7 +105,7 @@ fn names() -> Result<(String, String)> {
 
 /// The place of a partition, from 1 on.
 fn partition(number: u32) -> Result<PathBuf> {
-    let path = Path::new("/dev").join(format!("{}p{number}", names()?.1));
+    let path = Path::new("/dev").join(format!("{}p{number}", names(MODEL)?.1));
     let begun = Instant::now();
     while !path.exists() {
         if begun.elapsed() > PATIENCE {
@@ -116,7 +118,7 @@ fn partition(number: u32) -> Result<PathBuf> {
 
 /// The file of a PCI function.
 fn function() -> Result<PathBuf> {
-    Ok(fs::canonicalize(format!("/sys/class/nvme/{}/device", names()?.0))?)
+    Ok(fs::canonicalize(format!("/sys/class/nvme/{}/device", names(MODEL)?.0))?)
 }
 
 /// What a script of the shell prints.
@@ -144,7 +146,7 @@ fn output(command: &mut Command) -> Result<String> {
 
 /// Partitions the disk.
 fn layout() -> Result {
-    let (_, namespace) = names()?;
+    let (_, namespace) = names(MODEL)?;
     let disk = Path::new("/dev").join(&namespace);
     let mut table = [0; 512];
     for (index, (start, count)) in PARTITIONS.into_iter().enumerate() {

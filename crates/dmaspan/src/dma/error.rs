@@ -58,7 +58,8 @@ pub enum Error {
     /// The memory has to be bounced, and the pool gives no slot for it: none is free that is long
     /// enough, or it cannot copy this memory.
     #[error(
-        "the pool gives no slot for the {len:#x} bytes of {span}: none is free, or it cannot copy them"
+        "the pool gives no slot for the {len:#x} bytes of {span}: none is free, or it cannot copy \
+         them"
     )]
     NoSlot {
         /// The memory.

@@ -366,7 +366,9 @@ impl Work {
         }
         let watch = server.map(|server| server.watch(&console));
         let begun = Instant::now();
+        let mut boots = 0;
         let (ran, report) = attempts(guest, &mut |begin| {
+            boots += 1;
             let limits = Limits { begin, end: guest.limit };
             let program = guest.kernel.kernel.cpu.program(&self.program);
             let ran = qemu::run(&program, &arguments, &console, limits);
@@ -381,7 +383,8 @@ impl Work {
             fs::remove_file(&initrd).and_then(|()| fs::remove_file(&disk)).map_err(fail)?;
         }
         let seconds = *ran.as_ref().unwrap_or(&begun.elapsed());
-        let (is_killed, of_server) = watch.map(|watch| watch.end(&report.sums)).unwrap_or_default();
+        let (is_killed, of_server) =
+            watch.map(|watch| watch.end(boots, &report.sums)).unwrap_or_default();
         let mut problems = match ran.err() {
             // Of a guest whose machine ended nothing but this is known.
             Some(stopped) if is_killed && qemu::has_aborted(&console) => {

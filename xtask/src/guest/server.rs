@@ -171,12 +171,15 @@ impl Server {
         Watch { is_over, thread: Some(thread) }
     }
 
-    /// What is wrong with what the server did and what its disk has, a line each.
-    fn problems(&mut self, sums: &[log::Sum]) -> Vec<String> {
+    /// What is wrong with what the server did for as many clients and what its disk has, a line
+    /// each.
+    fn problems(&mut self, clients: usize, sums: &[log::Sum]) -> Vec<String> {
         let mut problems = Vec::new();
         let mut waited = Duration::ZERO;
         let said = || fs::read_to_string(&self.said).unwrap_or_default();
-        while !self.is_killed && !said().contains(REPORT) && waited < PATIENCE {
+        // The last of them has gone when there are as many reports.
+        let have_gone = |said: &str| said.matches(REPORT).count() >= clients;
+        while !self.is_killed && !have_gone(&said()) && waited < PATIENCE {
             thread::sleep(POLL);
             waited += POLL;
         }
@@ -189,7 +192,7 @@ impl Server {
         }
         if !self.is_killed {
             match self.child.0.try_wait() {
-                Ok(None) if said.contains(REPORT) => {}
+                Ok(None) if have_gone(&said) => {}
                 Ok(None) => problems.push("the server has not noticed that QEMU ended".to_owned()),
                 Ok(Some(status)) => problems.push(format!("the server ended with {status}")),
                 Err(error) => problems.push(format!("the server cannot be looked at: {error}")),
@@ -241,11 +244,12 @@ fn socket(place: &Path, kind: &str) -> Socket {
 }
 
 impl Watch {
-    /// Ends with the guest: whether it had the server killed, and what is wrong, a line each.
-    pub(super) fn end(mut self, sums: &[log::Sum]) -> (bool, Vec<String>) {
+    /// Ends with the guest, which was booted so often: whether it had the server killed, and what is
+    /// wrong, a line each.
+    pub(super) fn end(mut self, boots: usize, sums: &[log::Sum]) -> (bool, Vec<String>) {
         self.is_over.store(true, Ordering::Relaxed);
         match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(mut server)) => (server.is_killed, server.problems(sums)),
+            Some(Ok(mut server)) => (server.is_killed, server.problems(boots, sums)),
             _ => (false, vec!["what watches the server panicked".to_owned()]),
         }
     }

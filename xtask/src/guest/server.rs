@@ -244,8 +244,8 @@ fn socket(place: &Path, kind: &str) -> Socket {
 }
 
 impl Watch {
-    /// Ends with the guest, which was booted so often: whether it had the server killed, and what is
-    /// wrong, a line each.
+    /// Ends with the guest, which was booted so often: whether it had the server killed, and what
+    /// is wrong, a line each.
     pub(super) fn end(mut self, boots: usize, sums: &[log::Sum]) -> (bool, Vec<String>) {
         self.is_over.store(true, Ordering::Relaxed);
         match self.thread.take().map(JoinHandle::join) {

@@ -217,23 +217,11 @@ where
     fn bench_ranges(&self, name: &str, how: How, page_size: u64, pages: u64, ranges: u64) {
         let table = self.table();
         let mapper = Mapper::new(&table, table.geometry().aperture);
-        let bytes = page_size * pages;
         let spans = self.spans(page_size, pages, SCATTER);
-        let (first, memory) = (self.iova, self.paddr);
-        measure(name, MAP_UNMAP, (2, ROUNDS), ranges, || {
-            one_then_the_other(
-                || {
-                    for n in 0..ranges {
-                        let (iova, paddr) = (first + n * bytes, memory + n * bytes);
-                        mapper.map(how, iova, paddr, page_size, pages, &spans);
-                    }
-                },
-                || {
-                    for n in 0..ranges {
-                        mapper.unmap(how, first + n * bytes, page_size, pages);
-                    }
-                },
-            )
+        let (iova, paddr) = (self.iova, self.paddr);
+        let ranges = Ranges { how, page_size, pages, count: ranges, iova, paddr };
+        measure(name, MAP_UNMAP, (2, ROUNDS), ranges.count, || {
+            one_then_the_other(|| ranges.map(&mapper, &spans), || ranges.unmap(&mapper))
         });
     }
 
@@ -286,6 +274,42 @@ where
             let unmap = |at| mapper.unmap(How::Range, first + at, SZ_4K, pages);
             pairs(region, pages * SZ_4K, barrier, map, unmap)
         });
+    }
+}
+
+/// Ranges one behind the other, each mapped and unmapped by a call.
+#[derive(Clone, Copy)]
+struct Ranges {
+    how: How,
+    page_size: u64,
+    pages: u64,
+    count: u64,
+    iova: u64,
+    paddr: u64,
+}
+
+// By value: what is reached by a reference is read again after each store to a table.
+impl Ranges {
+    #[inline(always)]
+    fn map<F: Format>(self, mapper: &Mapper<'_, F>, spans: &[Span])
+    where
+        &'static Memory: TableMemory<F::Word, List = List>,
+    {
+        let Self { how, page_size, pages, count, iova, paddr } = self;
+        for at in (0..count).map(|n| n * page_size * pages) {
+            mapper.map(how, iova + at, paddr + at, page_size, pages, spans);
+        }
+    }
+
+    #[inline(always)]
+    fn unmap<F: Format>(self, mapper: &Mapper<'_, F>)
+    where
+        &'static Memory: TableMemory<F::Word, List = List>,
+    {
+        let Self { how, page_size, pages, count, iova, .. } = self;
+        for at in (0..count).map(|n| n * page_size * pages) {
+            mapper.unmap(how, iova + at, page_size, pages);
+        }
     }
 }
 

@@ -241,14 +241,15 @@ pub struct AnyTranslation {
     inner: Arc<dyn Sealed<Memory = AnyMemory>>,
     direct_memory: Option<Span>,
     granule_lg2: u32,
+    last_paddr: PhysAddr,
     flush_mode: Flush,
 }
 
 impl AnyTranslation {
     fn new(inner: Arc<dyn Sealed<Memory = AnyMemory>>) -> Self {
         let (direct_memory, granule_lg2) = (inner.direct_memory(), inner.granule_lg2());
-        let flush_mode = inner.flush_mode();
-        Self { inner, direct_memory, granule_lg2, flush_mode }
+        let (last_paddr, flush_mode) = (inner.last_paddr(), inner.flush_mode());
+        Self { inner, direct_memory, granule_lg2, last_paddr, flush_mode }
     }
 }
 
@@ -273,6 +274,11 @@ impl Sealed for AnyTranslation {
     #[inline(always)]
     fn granule_lg2(&self) -> u32 {
         self.granule_lg2
+    }
+
+    #[inline(always)]
+    fn last_paddr(&self) -> PhysAddr {
+        self.last_paddr
     }
 
     fn aperture(&self) -> IovaRange {

@@ -20,8 +20,8 @@ use super::bounce::BouncePool;
 use super::device::{Device, Policy};
 use super::domain::Translation;
 use super::error::Error;
-use super::list::STAGE;
 use super::memory::{DmaMemory, Piece, Via};
+use super::stage::{STAGE, Stage};
 use super::unmapped::{UnmappedIovas, UnmappedState};
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::Event;
@@ -444,18 +444,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Maps all pieces in a range that is as long.
     fn fill_coherent(&self, range: IovaRange, pieces: &[Piece]) -> Result<(), Error> {
         let prot = self.prot(Via::Memory, Direction::Bidirectional, Privilege::Any);
-        let mut start = range.start();
-        for pieces in pieces.chunks(STAGE) {
-            let mut room = SpanBuf::room::<STAGE>();
-            let mut stage = SpanBuf::new(&mut room);
-            for piece in pieces {
-                // There is room.
-                let _ = stage.push(piece.span);
-            }
-            self.translation.map(Promise::kept(), start, stage.spans(), prot)?;
-            let bytes = pieces.iter().map(|piece| piece.span.len()).sum();
-            start = start.wrapping_add(bytes);
+        let mut room = SpanBuf::room::<STAGE>();
+        let mut stage = Stage::new(&*self.translation, &mut room);
+        let mut at = range.start();
+        for piece in pieces {
+            stage.add(at, &[piece.span], prot)?;
+            at = at.wrapping_add(piece.span.len());
         }
+        stage.map()?;
         self.translation.announce(Promise::kept(), range)
     }
 

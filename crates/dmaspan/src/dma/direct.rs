@@ -10,7 +10,7 @@ use super::error::Error;
 use super::memory::DmaMemory;
 use super::reach::Typed;
 use super::single::Unmapped;
-use crate::addr::Iova;
+use crate::addr::{Iova, PhysAddr};
 use crate::iommu::iova::{Iovas, Request};
 use crate::platform::Platform;
 use crate::promise::Promise;
@@ -87,6 +87,10 @@ impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
     #[inline(always)]
     fn granule_lg2(&self) -> u32 {
         0
+    }
+
+    fn last_paddr(&self) -> PhysAddr {
+        self.memory.last()
     }
 
     fn aperture(&self) -> IovaRange {

@@ -18,12 +18,12 @@ use crate::iommu::soft::SoftIommu;
 use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::label::Caller;
 use crate::leak::{self, Held};
-use crate::log;
 use crate::platform::{OneThread, Platform};
 use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::Span;
+use crate::{lg2, log};
 
 /// When hardware is told about an unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -309,7 +309,7 @@ impl<T: translation::Sealed> Translation for T {}
 
 pub(super) mod translation {
     use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
-    use crate::addr::{DmaAddr, Iova};
+    use crate::addr::{DmaAddr, Iova, PhysAddr};
     use crate::dma::bounce::BouncePool;
     use crate::dma::device::{DeviceConfig, Place};
     use crate::dma::memory::DmaMemory;
@@ -348,6 +348,9 @@ pub(super) mod translation {
         }
 
         fn granule_lg2(&self) -> u32;
+
+        /// The last byte of memory that translations can lead to.
+        fn last_paddr(&self) -> PhysAddr;
 
         fn aperture(&self) -> IovaRange;
 
@@ -543,6 +546,11 @@ where
     #[inline(always)]
     fn granule_lg2(&self) -> u32 {
         F::GRANULE_LG2
+    }
+
+    #[inline(always)]
+    fn last_paddr(&self) -> PhysAddr {
+        PhysAddr::new(lg2::mask(self.domain.geometry().output_bits))
     }
 
     fn aperture(&self) -> IovaRange {

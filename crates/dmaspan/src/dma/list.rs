@@ -16,7 +16,8 @@ use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Refused;
-use super::slots::Slots;
+use super::slots::{STRETCHES, Slots};
+use super::stage::{STAGE, Stage};
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
@@ -26,15 +27,11 @@ use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
-use crate::span::{Span, SpanBuf};
+use crate::span::SpanBuf;
 use crate::swiotlb::Fill;
 pub use end::UnmapListFailed;
 use layout::{Layout, Need, Packing, Part};
 pub(super) use layout::{Placed, Shape};
-
-/// How many physical runs go into one call of the page table, which costs a walk: they take a
-/// kilobyte of stack.
-pub(super) const STAGE: usize = 64;
 
 /// Up to how many pieces of a dense list are mapped by a call each: the table has a shorter way for
 /// one run, and the stage need not be cleared.
@@ -559,47 +556,26 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ) -> Result<(), Error> {
         let shape = self.shape();
         let mut room = SpanBuf::room::<STAGE>();
-        let mut stage = SpanBuf::new(&mut room);
-        // What is staged goes to `start` and on; `next` is behind everything that has a place.
-        let (mut start, mut next, mut via) = (0, 0, Via::Memory);
-        let map = |stage: &mut SpanBuf<'_>, start: u64, via| {
-            if stage.is_empty() {
-                return Ok(());
-            }
-            let prot = self.prot(via, direction, attrs.privilege);
-            let mapped =
-                translation.map(Promise::kept(), base.wrapping_add(start), stage.spans(), prot);
-            stage.clear();
-            mapped
-        };
+        let mut stage = Stage::new(translation, &mut room);
+        let mut ends = SpanBuf::room::<STRETCHES>();
+        // Behind everything that has a place.
+        let mut next = 0;
         while let Some(Given { piece, part, slots }) = parts.next_given() {
             let Part::Placed(span) = part else { continue };
-            let mut end = next;
             // All of them have a place: it was counted.
-            let Some(Placed { mut at, offset, whole }) = shape.place(&mut next, span) else {
+            let Some(Placed { at, offset, whole }) = shape.place(&mut next, span) else {
                 break;
             };
-            self.observe_bytes(base.wrapping_add(at + offset), span.len());
-            let mut put = |whole: Span| {
-                if at != end || piece.via != via || stage.push(whole).is_err() {
-                    map(&mut stage, start, via)?;
-                    (start, via) = (at, piece.via);
-                    // There is room in an empty stage.
-                    let _ = stage.push(whole);
-                }
-                at += whole.len();
-                end = at;
-                Ok::<(), Error>(())
+            let at = base.wrapping_add(at);
+            self.observe_bytes(at.wrapping_add(offset), span.len());
+            let prot = self.prot(piece.via, direction, attrs.privilege);
+            let wholes = match slots {
+                None => slice::from_ref(&whole),
+                Some(_) => self.wholes(piece.span, slots, &mut ends)?,
             };
-            match slots {
-                None => put(whole)?,
-                Some(_) => {
-                    let mut stretches = self.stretches(piece.span, slots, 0, piece.span.len());
-                    stretches.try_for_each(|stretch| put(shape.whole(stretch.span)))?;
-                }
-            }
+            stage.add(at, wholes, prot)?;
         }
-        map(&mut stage, start, via)
+        stage.map()
     }
 
     /// Writes caches back of all that a device is given.

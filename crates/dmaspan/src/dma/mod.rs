@@ -146,6 +146,7 @@ mod reservation;
 mod scope;
 mod single;
 mod slots;
+mod stage;
 mod sync;
 mod unmapped;
 mod way;

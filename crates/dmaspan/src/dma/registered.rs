@@ -18,8 +18,9 @@ use super::device::{Device, Policy};
 use super::domain::translation::Sealed;
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
-use super::list::{Placed, STAGE, Shape};
+use super::list::{Placed, Shape};
 use super::memory::{FromRegistered, Piece, Registered, Via};
+use super::stage::{STAGE, Stage};
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::error::Errno;
@@ -321,20 +322,14 @@ where
         prot: Prot,
     ) -> Result<(), Error> {
         let mut room = SpanBuf::room::<STAGE>();
-        let mut stage = SpanBuf::new(&mut room);
-        let mut start = base;
+        let mut stage = Stage::new(translation, &mut room);
         for place in self.places(buffer) {
             let (Placed { at, offset, whole }, len) = place?;
-            self.observe_bytes(base.wrapping_add(at + offset), len);
-            if stage.push(whole).is_err() {
-                translation.map(Promise::kept(), start, stage.spans(), prot)?;
-                stage.clear();
-                start = base.wrapping_add(at);
-                // There is room in an empty stage.
-                let _ = stage.push(whole);
-            }
+            let at = base.wrapping_add(at);
+            self.observe_bytes(at.wrapping_add(offset), len);
+            stage.add(at, &[whole], prot)?;
         }
-        translation.map(Promise::kept(), start, stage.spans(), prot)
+        stage.map()
     }
 }
 

@@ -5,7 +5,6 @@
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
 use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
 use core::{fmt, mem};
 
 use super::any::AnyTranslation;
@@ -17,11 +16,13 @@ use super::domain::translation::Sealed;
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Refused;
-use super::slots::Slots;
+use super::slots::{STRETCHES, Slots};
+use super::stage::{STAGE, Stage};
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova};
-use crate::iommu::Event;
+use crate::io_pgtable;
 use crate::iommu::iova::{self, Align, Iovas, Request};
+use crate::iommu::{self, Event};
 use crate::leak::{self, Held};
 use crate::lg2;
 use crate::log;
@@ -29,7 +30,11 @@ use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
+use crate::span::SpanBuf;
 use crate::swiotlb::Fill;
+
+/// Up to how many links are mapped over a smaller stage, which need not be cleared as much.
+const FEW: usize = 4;
 
 /// A range of addresses for a device, into which memory is linked. It owns that memory.
 ///
@@ -82,6 +87,8 @@ pub struct Reservation<T: Translation = AnyTranslation, B: BouncePool = <T as Se
     iovas: Option<Iovas>,
     /// By offset.
     links: Vec<Link<T, B>>,
+    /// How many of them, from the first one on, are known to be mapped.
+    mapped: usize,
     settled: Settled,
     state: State,
 }
@@ -106,9 +113,17 @@ struct Link<T: Translation, B: BouncePool> {
     /// Its granules.
     range: IovaRange,
     offset: u64,
-    len: u64,
+    piece: Piece,
     memory: T::Memory,
     slots: Option<Slots<B::Slot>>,
+    /// Whether an announcement has mapped it.
+    is_mapped: bool,
+}
+
+impl<T: Translation, B: BouncePool> Link<T, B> {
+    fn len(&self) -> u64 {
+        self.piece.span.len()
+    }
 }
 
 impl<T: Translation, B: BouncePool> Reservation<T, B> {
@@ -127,7 +142,7 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
         self.links.is_empty()
     }
 
-    /// Returns how many pieces it has. After a failed announcement they are not mapped any more.
+    /// Returns how many pieces it has, announced or not.
     pub fn linked(&self) -> usize {
         self.links.len()
     }
@@ -137,15 +152,24 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
         self.direction
     }
 
+    /// Remembers what an error leaves for hardware to forget.
+    #[cold]
+    fn unsettled_by(&mut self, error: Error) -> Error {
+        if let Error::Quarantined { .. } = error {
+            self.settled = Settled::No;
+        }
+        error
+    }
+
     /// The links that lie in `len` bytes from `offset` on, by their places.
     fn links_in(&self, offset: u64, len: u64) -> Result<core::ops::Range<usize>, Error> {
         let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len);
         let end = end.ok_or(Error::OutsideMapping { offset, len, mapped: self.len })?;
-        let first = self.links.partition_point(|link| link.offset + link.len <= offset);
+        let first = self.links.partition_point(|link| link.offset + link.len() <= offset);
         let behind = self.links.partition_point(|link| link.offset < end);
         for link in &self.links[first..behind] {
-            if link.offset < offset || link.offset + link.len > end {
-                return Err(Error::CutsLink { offset: link.offset, len: link.len });
+            if link.offset < offset || link.offset + link.len() > end {
+                return Err(Error::CutsLink { offset: link.offset, len: link.len() });
             }
         }
         Ok(first..behind)
@@ -157,8 +181,8 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
     #[cold]
     fn leak(&mut self) {
         let held = (mem::take(&mut self.links), self.iovas.take());
-        let lens = held.0.iter().map(|link| link.len);
-        let bounced = held.0.iter().filter(|link| link.slots.is_some()).map(|link| link.len);
+        let lens = held.0.iter().map(|link| link.len());
+        let bounced = held.0.iter().filter(|link| link.slots.is_some()).map(|link| link.len());
         let (addr, len, links) = (self.addr, self.len, held.0.len());
         leak::count(Held {
             iovas: held.1.as_ref().map(Iovas::range),
@@ -270,13 +294,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             device: self.id(),
             iovas: Some(iovas),
             links,
+            mapped: 0,
             settled: Settled::Yes,
             state: State::Mapped,
         })
     }
 
-    /// Maps memory of one piece at `offset` bytes from the reservation's first. The device may use
-    /// it after [`announce`](Self::announce).
+    /// Puts memory of one piece at `offset` bytes from the reservation's first. Nothing is mapped
+    /// yet: [`announce`](Self::announce) does it for all pieces, and the device may use them after
+    /// that.
     ///
     /// Pieces share no granule: one that begins inside of a granule can only be the first, and one
     /// that ends inside of one only the last in its place.
@@ -284,80 +310,100 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Refused`], with nothing changed: [`Error::Foreign`] for a reservation of another device,
-    /// [`Error::Withdrawn`] after an [`announce`](Self::announce) that failed,
+    /// [`Error::Withdrawn`] after an [`announce`](Self::announce) that took everything away,
     /// [`Error::NotSingle`], [`Error::OutsideMapping`], [`Error::Misplaced`] for memory whose low
     /// bits are not those of its place, [`Error::CutsLink`] where something is linked,
     /// [`Error::NoRoom`] for more pieces than the reservation has room for,
-    /// [`Error::NotTranslated`] for what is reached on the bus, what
-    /// [`map_single`](Self::map_single) refuses where it would bounce, and [`Error::Domain`].
-    /// [`Error::Quarantined`] without the memory: the reservation has it, to be destroyed with it.
+    /// [`Error::NotTranslated`] for what is reached on the bus, [`Error::Domain`] for memory that
+    /// page tables cannot lead to, and what [`map_single`](Self::map_single) refuses where it would
+    /// bounce.
     ///
     /// # Context
     ///
-    /// Takes no lock itself. Page tables may be allocated; hardware is not told.
-    #[track_caller]
+    /// Takes no lock but a pool's, where the piece is bounced, and allocates nothing.
     pub fn link(
         &self,
         reservation: &mut Reservation<T, B>,
         offset: u64,
         memory: T::Memory,
     ) -> Result<(), Refused<T::Memory>> {
-        let placed = match self.find_place(reservation, offset, &memory) {
-            Ok(placed) => placed,
-            Err(error) => return Err(Refused { error, memory: Some(memory) }),
-        };
-        let Placed { at, range, piece, slots } = placed;
-        let prot = self.prot(piece.via, reservation.direction, Privilege::Any);
-        self.translation.observe(&Event::Mapping { range, by: self.caller() });
-        self.observe_bytes(Iova::new(reservation.addr.get() + offset), piece.span.len());
-        // Where a hook panics, a device may use it by then.
-        let link = ManuallyDrop::new(Link { range, offset, len: piece.span.len(), memory, slots });
-        let mapped = self.map_granules(range.start(), piece.span, link.slots.as_ref(), prot);
-        let link = ManuallyDrop::into_inner(link);
-        match mapped {
-            Ok(()) => {
-                // There is room: it was checked, and a push would not need it to be.
+        match self.find_place(reservation, offset, &memory) {
+            Ok(Placed { at, range, piece, slots }) => {
+                reservation.mapped = reservation.mapped.min(at);
+                let link = Link { range, offset, piece, memory, slots, is_mapped: false };
+                // There is room: it was checked, and an insertion would not need it to be.
                 reservation.links.insert(at, link);
                 Ok(())
             }
-            Err(error @ Error::Quarantined { .. }) => {
-                // Hardware may use the memory: it stays where it is until that is settled.
-                reservation.settled = Settled::No;
-                reservation.links.insert(at, link);
-                Err(Refused { error, memory: None })
-            }
-            Err(error) => {
-                if let Some(slots) = link.slots {
-                    self.release(slots);
-                }
-                Err(Refused { error, memory: Some(link.memory) })
-            }
+            Err(error) => Err(Refused { error, memory: Some(memory) }),
         }
     }
 
-    /// Tells hardware about everything that was linked. Before this returns, the device must not
-    /// use it.
+    /// Maps everything that was linked, and tells hardware. Before this returns, the device must
+    /// not use it.
+    ///
+    /// Pieces whose granules follow each other are mapped by one call of the page table, which is
+    /// why they wait for this. Linux's `dma_iova_link` (drivers/iommu/dma-iommu.c) maps each at
+    /// once.
     ///
     /// # Errors
     ///
-    /// [`Error::Foreign`], and [`Error::Domain`] or [`Error::Quarantined`] where hardware does not
-    /// answer: nothing of the reservation is mapped any more. It can be unlinked and destroyed, for
-    /// the memory's sake; to link and to announce is [`Error::Withdrawn`] from then on.
+    /// [`Error::Foreign`], and [`Error::Withdrawn`] after an announcement that took everything
+    /// away. [`Error::Domain`] where there is no memory for page tables: all pieces stay linked,
+    /// those that were announced before stay the device's, and a later call maps the others.
+    /// [`Error::Domain`] or [`Error::Quarantined`] where hardware does not answer: nothing of the
+    /// reservation is mapped any more. It can be unlinked and destroyed, for the memory's sake; to
+    /// link and to announce is [`Error::Withdrawn`] from then on.
     ///
     /// # Context
     ///
-    /// Waits for hardware, where that caches absent entries. Allocates nothing.
+    /// As [`map_single_with`](Self::map_single_with): page tables may be allocated, and it waits
+    /// for hardware where that caches absent entries.
     #[track_caller]
     pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
         let range = self.own_mapped(reservation)?;
-        let announced = self.translation.announce(Promise::kept(), range);
-        if let Err(error) = announced {
-            reservation.state = State::Withdrawn;
-            if let Error::Quarantined { .. } = error {
-                reservation.settled = Settled::No;
-            }
+        self.translation.observe(&Event::Mapping { range, by: self.caller() });
+        let mapped = match reservation.links.len() - reservation.mapped {
+            0 => Ok(()),
+            1..=FEW => self.map_links::<{ FEW * STRETCHES }>(reservation),
+            _ => self.map_links::<STAGE>(reservation),
+        };
+        // What is mapped of them when this fails stays so for the next call.
+        if let Err(error) = mapped {
+            return Err(reservation.unsettled_by(error));
         }
-        announced
+        self.translation.announce(Promise::kept(), range).map_err(|error| {
+            reservation.state = State::Withdrawn;
+            reservation.unsettled_by(error)
+        })
+    }
+
+    /// Maps the links that are not mapped yet, by as few calls of the table as there are gaps,
+    /// changes of permissions and full stages.
+    #[inline(always)]
+    #[track_caller]
+    fn map_links<const N: usize>(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
+        let Reservation { addr, links, mapped, direction, .. } = reservation;
+        let mut room = SpanBuf::room::<N>();
+        let mut stage = Stage::new(&*self.translation, &mut room);
+        let mut ends = SpanBuf::room::<STRETCHES>();
+        for at in *mapped..links.len() {
+            let Link { range, offset, piece, ref slots, is_mapped, .. } = links[at];
+            if is_mapped {
+                continue;
+            }
+            let prot = self.prot(piece.via, *direction, Privilege::Any);
+            let wholes = self.wholes(piece.span, slots.as_ref(), &mut ends)?;
+            if !stage.takes(range.start(), wholes.len(), prot) {
+                map_stage(&mut stage, &mut links[*mapped..at])?;
+                *mapped = at;
+            }
+            self.observe_bytes(Iova::new(addr.get() + offset), piece.span.len());
+            stage.put(range.start(), wholes, prot);
+        }
+        map_stage(&mut stage, &mut links[*mapped..])?;
+        *mapped = links.len();
+        Ok(())
     }
 
     /// Unmaps the pieces in `len` bytes from `offset` on, with one sync, and gives their memory to
@@ -391,6 +437,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let direction = reservation.direction;
         reservation.links[places.clone()].iter_mut().for_each(|l| self.finish_link(l, direction));
+        let before = reservation.mapped.min(places.start);
+        reservation.mapped = reservation.mapped.saturating_sub(places.len()).max(before);
         reservation.links.drain(places).for_each(|link| release(link.memory));
         Ok(())
     }
@@ -463,8 +511,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// done for all pieces before the memory of the first one goes to its owner, whose code may
     /// panic.
     fn finish_link(&self, link: &mut Link<T, B>, direction: Direction) {
-        if let &[piece] = link.memory.pieces() {
-            self.part_for_cpu(piece, link.slots.as_ref(), direction, 0, link.len);
+        if self.config.coherency == Coherency::NonCoherent || link.slots.is_some() {
+            self.part_for_cpu(link.piece, link.slots.as_ref(), direction, 0, link.len());
         }
         if let Some(slots) = link.slots.take() {
             self.release(slots);
@@ -495,11 +543,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let last = (iova + (len - 1)) | lg2::mask(granule_lg2);
         let range = IovaRange::new(Iova::new(start), Iova::new(last));
         let range = range.ok_or(Error::OutsideMapping { offset, len, mapped })?;
-        let at = reservation.links.partition_point(|link| link.range.last() < range.start());
+        // Most pieces come in their order.
+        let is_behind = |link: &Link<T, B>| link.range.last() < range.start();
+        let at = match reservation.links.last() {
+            Some(last) if !is_behind(last) => reservation.links.partition_point(is_behind),
+            _ => reservation.links.len(),
+        };
         if let Some(link) = reservation.links.get(at)
             && link.range.intersection(range).is_some()
         {
-            return Err(Error::CutsLink { offset: link.offset, len: link.len });
+            return Err(Error::CutsLink { offset: link.offset, len: link.len() });
         }
         if reservation.links.len() == reservation.links.capacity() {
             return Err(Error::NoRoom { pieces: reservation.links.len() + 1 });
@@ -508,6 +561,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if (span.paddr().get() ^ iova) & granule != 0 {
             let (offset, granule) = (span.paddr().get(), lg2::size(granule_lg2));
             return Err(Error::Misplaced { offset, granule });
+        }
+        // So that no announcement fails for it.
+        let (whole, last) = (self.granules(span)?.0, self.translation.last_paddr());
+        if whole.last() > last {
+            let beyond = io_pgtable::Error::OutsideOutput { span: whole, last };
+            return Err(iommu::Error::from(beyond).into());
         }
         let slots = match self.way(piece)? {
             // As its original it has to lie as its place does.
@@ -528,4 +587,16 @@ struct Placed<B: BouncePool> {
     range: IovaRange,
     piece: Piece,
     slots: Option<Slots<B::Slot>>,
+}
+
+/// Maps what is staged, which are those of the links that are not mapped yet.
+#[inline(always)]
+#[track_caller]
+fn map_stage<T: Translation, B: BouncePool>(
+    stage: &mut Stage<'_, T>,
+    links: &mut [Link<T, B>],
+) -> Result<(), Error> {
+    stage.map()?;
+    links.iter_mut().for_each(|link| link.is_mapped = true);
+    Ok(())
 }

@@ -13,7 +13,7 @@ use super::domain::{Flush, Translation, map_into, take_back};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::reach::Reach as _;
-use super::slots::Slots;
+use super::slots::{STRETCHES, Slots};
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::Event;
@@ -23,7 +23,7 @@ use crate::lg2;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction, Prot};
-use crate::span::Span;
+use crate::span::{Span, SpanBuf};
 use crate::swiotlb::Fill;
 
 /// A buffer that a device may use. It owns the memory: [`Device::unmap`] gives it back.
@@ -464,7 +464,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let by = self.caller_at(place);
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
             self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
-            self.map_granules(range.start(), piece.span, Some(slots), prot)
+            let mut room = SpanBuf::room::<STRETCHES>();
+            let wholes = self.wholes(piece.span, Some(slots), &mut room)?;
+            self.translation.map(Promise::kept(), range.start(), wholes, prot)
         })?;
         Ok((DmaAddr::new(iovas.range().start().get() + offset), iovas, memory))
     }

@@ -16,11 +16,8 @@ use super::domain::Translation;
 use super::error::Error;
 use super::memory::Piece;
 use super::way::Way;
-use crate::addr::Iova;
 use crate::lg2;
-use crate::promise::Promise;
-use crate::prot::Prot;
-use crate::span::{Span, SpanBuf};
+use crate::span::Span;
 use crate::swiotlb::{Fill, Original, SlotRequest, To};
 
 /// The slots of a piece that is bounced.
@@ -61,7 +58,7 @@ pub(super) struct Stretch<'a, S> {
 }
 
 /// The most stretches of a piece: a head, a middle and a tail.
-const STRETCHES: usize = 3;
+pub(super) const STRETCHES: usize = 3;
 
 impl<T: Translation, B: BouncePool> Device<T, B> {
     /// What slots have to be like that keep these bits of addresses.
@@ -240,27 +237,24 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         })
     }
 
-    /// Maps the granules of a piece, or of what stands in for it, from `iova` on.
+    /// The granules of a piece, or of what stands in for it, in `room`.
     #[inline(always)]
-    pub(super) fn map_granules(
+    pub(super) fn wholes<'r>(
         &self,
-        iova: Iova,
         span: Span,
         slots: Option<&Slots<B::Slot>>,
-        prot: Prot,
-    ) -> Result<(), Error> {
-        match slots {
-            None => self.translation.map(Promise::kept(), iova, &[self.granules(span)?.0], prot),
-            Some(_) => {
-                let mut room = SpanBuf::room::<STRETCHES>();
-                let mut wholes = SpanBuf::new(&mut room);
-                for stretch in self.stretches(span, slots, 0, span.len()) {
-                    // There is room.
-                    let _ = wholes.push_apart(self.granules(stretch.span)?.0);
-                }
-                self.translation.map(Promise::kept(), iova, wholes.spans(), prot)
-            }
+        room: &'r mut [Span; STRETCHES],
+    ) -> Result<&'r [Span], Error> {
+        if slots.is_none() {
+            room[0] = self.granules(span)?.0;
+            return Ok(&room[..1]);
         }
+        let mut count = 0;
+        for (whole, stretch) in room.iter_mut().zip(self.stretches(span, slots, 0, span.len())) {
+            *whole = self.granules(stretch.span)?.0;
+            count += 1;
+        }
+        Ok(&room[..count])
     }
 
     /// Writes caches back of a piece before a device gets it: of slots always and with their

@@ -109,6 +109,8 @@ fn each_way_to_map_is_known_by_its_device_and_the_line_that_asked() {
     let mut reservation = nic.reserve(request).unwrap();
     assert_eq!(who.list().count(), 0, "IOVAs that lead nowhere");
     nic.link(&mut reservation, 0x2000, memory(0xb000, 0x1000)).unwrap();
+    assert_eq!(who.list().count(), 0, "what is mapped when it is announced");
+    nic.announce(&mut reservation).unwrap();
     let linked = range(reservation.addr().get() + 0x2000, 0x1000);
     assert_eq!(lines(&who), [(linked, line!() - 2)]);
     nic.destroy(reservation, drop).unwrap();

@@ -10,7 +10,7 @@ use dmaspan::dma::{
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::platform::OneThread;
-use dmaspan::{Direction, Iova};
+use dmaspan::{Direction, Iova, PhysAddr};
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -51,7 +51,11 @@ struct Rig {
 
 impl Rig {
     fn new(absent: AbsentEntries) -> Self {
-        let table = PageTable::new(format::<12>(48, 48), arena()).unwrap();
+        Self::over(arena(), absent)
+    }
+
+    fn over(arena: Arena, absent: AbsentEntries) -> Self {
+        let table = PageTable::new(format::<12>(48, 48), arena).unwrap();
         let walker = walker(table.format(), table.root());
         let config = IotlbConfig { absent, ..IotlbConfig::default() };
         let iotlb = Iotlb::with_config(walker, table.memory().clone(), config);
@@ -137,6 +141,8 @@ fn a_part_is_unlinked_with_one_sync_and_its_place_can_be_used_again() {
     let reached = [0, 1, 2, 3].map(|n| rig.reaches(&reservation, n * PAGE).is_some());
     assert_eq!(reached, [true, false, false, true]);
     rig.link(&mut reservation, PAGE, 0xb000_0000, 2 * PAGE).unwrap();
+    assert_eq!(rig.reaches(&reservation, 2 * PAGE), None, "it was not announced");
+    rig.device.announce(&mut reservation).unwrap();
     assert_eq!(rig.reaches(&reservation, 2 * PAGE), Some(0xb000_1000));
     rig.device.destroy(reservation, drop).unwrap();
     assert_eq!(rig.alive(), 0);
@@ -253,12 +259,72 @@ fn a_withdrawn_reservation_gives_memory_back_and_takes_none() {
 }
 
 #[test]
+fn an_announcement_without_memory_for_tables_keeps_all_pieces_for_the_next_one() {
+    // Of those that are left beside the upper levels, the first reservation needs three and the
+    // second one four.
+    let arena = Arena::new(PhysAddr::new(0x4000_0000), 8 * PAGE);
+    let rig = Rig::over(arena, AbsentEntries::Cached);
+    let link = |reservation: &mut _, pieces| {
+        for n in 0..pieces {
+            rig.link(reservation, n * LARGE, 0x8000_0000 + n * LARGE, PAGE).unwrap();
+        }
+    };
+    let mut first = rig.reserve(4 * LARGE, 0, 3);
+    link(&mut first, 3);
+    rig.device.announce(&mut first).unwrap();
+    let mut second = rig.reserve(4 * LARGE, 0, 4);
+    link(&mut second, 4);
+    for _ in 0..2 {
+        let error = rig.device.announce(&mut second).unwrap_err();
+        assert!(matches!(error, Error::Domain(_)), "{error}");
+        assert_eq!((rig.alive(), second.linked()), (7, 4));
+        assert!((0..3).all(|n| rig.reaches(&first, n * LARGE).is_some()));
+    }
+    rig.device.destroy(first, drop).unwrap();
+    rig.device.announce(&mut second).unwrap();
+    let reached = [0, 1, 2, 3].map(|n| rig.reaches(&second, n * LARGE));
+    assert_eq!(reached, [0, 1, 2, 3].map(|n| Some(0x8000_0000 + n * LARGE)));
+    rig.device.destroy(second, drop).unwrap();
+    assert_eq!((rig.alive(), rig.iotlb.cached_leaves()), (0, 0));
+}
+
+#[test]
+fn pieces_in_any_order_and_in_several_announcements_are_mapped_where_they_were_linked() {
+    const PIECES: u64 = 150;
+    let rig = Rig::new(AbsentEntries::Cached);
+    let mut reservation = rig.reserve(PIECES * PAGE, 0, 150);
+    let at = |n: u64| (n * PAGE, 0x8000_0000 + 3 * n * PAGE);
+    // Every seventh, again and again: before what is there, behind it and in between. More than a
+    // call of the table takes, with gaps and without.
+    for step in 0..7 {
+        for n in (0..PIECES).filter(|n| (n * 3) % 7 == step) {
+            rig.link(&mut reservation, at(n).0, at(n).1, PAGE).unwrap();
+            assert_eq!(rig.reaches(&reservation, at(n).0), None);
+        }
+        rig.device.announce(&mut reservation).unwrap();
+        if step == 3 {
+            // What is mapped and what is not lie as they did, behind what is gone.
+            rig.device.unlink(&mut reservation, 0, 20 * PAGE, drop).unwrap();
+        }
+        for n in (0..PIECES).filter(|n| (n * 3) % 7 <= step) {
+            let is_gone = n < 20 && (n * 3) % 7 <= 3 && step >= 3;
+            let expected = Some(at(n).1).filter(|_| !is_gone);
+            assert_eq!(rig.reaches(&reservation, at(n).0), expected, "{n} after {step}");
+        }
+    }
+    let (left, mut released) = (reservation.linked(), 0);
+    rig.device.destroy(reservation, |_| released += 1).unwrap();
+    assert_eq!((released, rig.alive()), (left, 0));
+}
+
+#[test]
 fn destroying_frees_the_tables_that_unlinking_left_empty() {
     let rig = Rig::new(AbsentEntries::NotCached);
     let mut reservation = rig.reserve(4 * LARGE, 0, 4);
     for n in 0..4 {
         rig.link(&mut reservation, n * LARGE, 0x8000_0000 + n * LARGE, PAGE).unwrap();
     }
+    rig.device.announce(&mut reservation).unwrap();
     let linked = rig.iotlb.tables().tables();
     for n in 0..4 {
         rig.device.unlink(&mut reservation, n * LARGE, PAGE, drop).unwrap();
@@ -274,6 +340,7 @@ fn a_dropped_reservation_leaks_its_memory() {
     let rig = Rig::new(AbsentEntries::NotCached);
     let mut reservation = rig.reserve(PAGE, 0, 1);
     rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+    rig.device.announce(&mut reservation).unwrap();
     let addr = reservation.addr();
     drop(reservation);
     assert_eq!(rig.alive(), 1);
@@ -294,15 +361,17 @@ fn assert_settled_by_destroy(rig: &Rig, reservation: Reservation<Translation>) {
 }
 
 #[test]
-fn a_link_that_was_not_synced_is_settled_by_the_end() {
+fn a_failed_map_that_was_not_synced_is_settled_by_the_end() {
     let rig = Rig::new(AbsentEntries::NotCached);
     let mut reservation = rig.reserve(2 * LARGE, 0, 2);
     // A table without entries stays where the next piece is to have a large leaf.
     rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+    rig.device.announce(&mut reservation).unwrap();
     assert!(rig.reaches(&reservation, 0).is_some());
     rig.device.unlink(&mut reservation, 0, PAGE, drop).unwrap();
+    rig.link(&mut reservation, 0, 0x9000_0000, LARGE).unwrap();
     rig.iotlb.fail_next_invalidations(1);
-    let error = rig.link(&mut reservation, 0, 0x9000_0000, LARGE).unwrap_err();
+    let error = rig.device.announce(&mut reservation).unwrap_err();
     assert!(matches!(error, Error::Quarantined { .. }), "{error}");
     assert_settled_by_destroy(&rig, reservation);
 }
@@ -310,10 +379,12 @@ fn a_link_that_was_not_synced_is_settled_by_the_end() {
 #[test]
 fn an_announcement_that_was_not_taken_back_is_settled_by_the_end() {
     let rig = Rig::new(AbsentEntries::Cached);
-    let mut reservation = rig.reserve(LARGE, 0, 1);
+    let mut reservation = rig.reserve(2 * LARGE, 0, 2);
     // By pages: large leaves lie otherwise.
     rig.link(&mut reservation, 0, 0x8000_1000, LARGE).unwrap();
+    rig.device.announce(&mut reservation).unwrap();
     assert!(rig.reaches(&reservation, 0).is_some());
+    rig.link(&mut reservation, LARGE, 0x9000_1000, LARGE).unwrap();
     rig.iotlb.fail_next_sync_maps(1);
     rig.iotlb.fail_next_invalidations(1);
     let announced = rig.device.announce(&mut reservation);
@@ -326,6 +397,7 @@ fn an_unlink_that_was_not_synced_is_settled_by_the_end() {
     let rig = Rig::new(AbsentEntries::NotCached);
     let mut reservation = rig.reserve(LARGE, 0, 1);
     rig.link(&mut reservation, 0, 0x8000_1000, LARGE).unwrap();
+    rig.device.announce(&mut reservation).unwrap();
     assert!(rig.reaches(&reservation, 0).is_some());
     rig.iotlb.fail_next_invalidations(1);
     let unlinked = rig.device.unlink(&mut reservation, 0, LARGE, drop);

@@ -210,8 +210,36 @@ fn with_sanitizer(cargo: &mut Command, sanitizer: &str) {
 }
 
 /// Tests of core and linux in which threads share something, by what their names have.
-const CONCURRENT: [&str; 6] =
-    ["thread", "concurrent", "meanwhile", "while_others", "at_once", "share"];
+const CONCURRENT: [&str; 14] = [
+    "thread",
+    "concurrent",
+    "meanwhile",
+    "while_others",
+    "at_once",
+    "share",
+    "stress",
+    "busy",
+    "interrupted",
+    "precedence",
+    "race",
+    "beside",
+    "live_listing",
+    "come_and_go",
+];
+/// The programs that have them.
+const PROGRAMS: [&str; 11] = [
+    "--lib",
+    "--test",
+    "it",
+    "--test",
+    "dma",
+    "--test",
+    "container",
+    "--test",
+    "regbuf",
+    "--test",
+    "swiotlb",
+];
 
 /// What ThreadSanitizer takes for a race and is none: several devices write a client's memory by
 /// system calls at once, as hardware may, and no Rust code looks at those bytes meanwhile.
@@ -222,7 +250,7 @@ fn thread() -> Result<(), String> {
     fs::write(&suppressions, NO_RACES).map_err(|error| cannot_write(&suppressions, &error))?;
     let options = format!("halt_on_error=1 suppressions={}", suppressions.display());
     let mut test = nightly(&["test", "--quiet", "-p", "dmaspan", "-p", "dmaspan-linux"]);
-    test.args(["--lib", "--test", "it", "--test", "dma"]);
+    test.args(PROGRAMS);
     with_sanitizer(&mut test, "thread");
     crate::run(test.env("TSAN_OPTIONS", options).arg("--").args(CONCURRENT))
         .map_err(|why| format!("ThreadSanitizer found something: {why}"))

@@ -17,6 +17,9 @@ use crate::debian::{self, Machine, cannot_write, lock, output_of, remove, replac
 const EMULATORS: &str = "trixie-backports";
 const QEMU: &str = "qemu-user/trixie-backports";
 
+/// The programs for each CPU: the compiler, what shows instructions, and what Linux is linked with.
+const PROGRAMS: [&str; 8] = ["gcc", "objdump", "ld", "ar", "nm", "objcopy", "strip", "readelf"];
+
 /// What builds and runs programs of other CPUs.
 #[derive(Debug)]
 pub(super) struct Tools {
@@ -48,6 +51,11 @@ impl Tools {
         self.folder.join("bin").join(format!("{gnu}-gcc"))
     }
 
+    /// How the names of all programs for a CPU begin, with their folder.
+    pub(super) fn prefix(&self, gnu: &str) -> PathBuf {
+        self.folder.join("bin").join(format!("{gnu}-"))
+    }
+
     /// The program that shows instructions.
     pub(super) fn disassembler(&self, gnu: &str) -> PathBuf {
         self.folder.join("bin").join(format!("{gnu}-objdump"))
@@ -61,8 +69,10 @@ impl Tools {
     /// Whether all of them run.
     fn check(&self) -> Result<(), String> {
         for target in TARGETS {
-            output_of(Command::new(self.compiler(target.gnu)).arg("--version"))?;
-            output_of(Command::new(self.disassembler(target.gnu)).arg("--version"))?;
+            for program in PROGRAMS {
+                let path = self.folder.join("bin").join(format!("{}-{program}", target.gnu));
+                output_of(Command::new(path).arg("--version"))?;
+            }
             output_of(Command::new(self.emulator(target.machine)).arg("--version"))?;
         }
         Ok(())
@@ -110,7 +120,7 @@ fn release() -> Result<String, String> {
 fn write_wrappers(libraries: &str, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for target in TARGETS {
-        for program in ["gcc", "objdump"] {
+        for program in PROGRAMS {
             let name = format!("{}-{program}", target.gnu);
             let path = folder.join(&name);
             fs::write(&path, wrapper(libraries, &name))?;

@@ -39,7 +39,7 @@ enum Origin {
     Newest,
     /// An image that the environment names, or one that is built.
     Image,
-    /// The one that is built, whatever the environment names: the newest with iommufd.
+    /// One that is built, whatever the environment names: the newest with iommufd.
     Built,
 }
 
@@ -103,7 +103,7 @@ const fn old(kernel: Kernel) -> Kernel {
 }
 
 /// All kernels that can be asked for.
-pub(super) const KERNELS: [Kernel; 12] = [
+pub(super) const KERNELS: [Kernel; 13] = [
     old(x86("5.10", Origin::Newest)),
     by_default(x86("6.1", Origin::Series("6.1"))),
     x86("6.12", Origin::Series("6.12")),
@@ -115,6 +115,8 @@ pub(super) const KERNELS: [Kernel; 12] = [
     x86("iommufd-built", Origin::Built),
     arm("arm64", "-arm64"),
     arm("arm64-16k", "-arm64-16k"),
+    // No package has one.
+    Kernel { origin: Origin::Built, ..arm("arm64-64k", "") },
     old(arm("arm64-5.10", "-arm64")),
 ];
 
@@ -155,9 +157,10 @@ impl Kernel {
         matches!(self.origin, Origin::Image | Origin::Built)
     }
 
-    /// Its folder: both kernels with iommufd have one, where the environment names none.
+    /// Its folder: both of x86 with iommufd have one, where the environment names none.
     fn place(self, folder: &Path) -> PathBuf {
-        folder.join(if self.has_iommufd() { "iommufd" } else { self.name })
+        let is_shared = self.has_iommufd() && self.cpu == Cpu::X86;
+        folder.join(if is_shared { "iommufd" } else { self.name })
     }
 }
 
@@ -284,7 +287,7 @@ fn fetch(
                 match kernel.origin {
                     Origin::Series(series) => unpack(Some(series), new),
                     Origin::Newest => unpack(None, new),
-                    Origin::Image | Origin::Built => source::build(&root, new, lock),
+                    Origin::Image | Origin::Built => source::build(kernel.cpu, &root, new, lock),
                 }?;
                 if cpu == Cpu::X86 { Ok(()) } else { unpack_shell(&root, new, lock) }
             });

@@ -1,30 +1,69 @@
-//! The kernel with iommufd, which no package of Debian enables, built from Debian's source.
+//! Kernels that no package of Debian has, built from Debian's source: with iommufd, and for Arm
+//! with pages of 64 KiB.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 use std::{env, io, thread};
 
-use super::kernels::IMAGE;
+use super::kernels::{Cpu, IMAGE};
 use super::packages;
+use crate::cross;
 use crate::debian::{self, cannot_write, output_under, remove};
 
-/// The options that differ from none at all.
+/// The options of kernels for any CPU that differ from none at all.
 const CONFIG: &str = include_str!("kernel.config");
 /// The first version whose source is taken.
 const LEAST: [u64; 2] = [7, 2];
 
-/// The options without which guests show nothing.
-const NEEDED: [&str; 8] = [
-    "CONFIG_IOMMUFD=y",
-    "CONFIG_VFIO_DEVICE_CDEV=y",
-    "CONFIG_VFIO_IOMMU_TYPE1=y",
-    "CONFIG_VFIO_PCI=y",
-    "CONFIG_INTEL_IOMMU=y",
-    "CONFIG_IRQ_REMAP=y",
-    "CONFIG_VIRTIO_IOMMU=y",
-    "CONFIG_SERIAL_8250_CONSOLE=y",
-];
+/// What a kernel for a CPU is made of.
+#[derive(Debug)]
+struct Recipe {
+    /// What `make` is told, beside where the compiler is.
+    architecture: &'static str,
+    /// Its options, behind those of all.
+    config: &'static str,
+    /// The options without which guests show nothing.
+    needed: &'static [&'static str],
+    /// What is made, and where that lies in the tree.
+    image: (&'static str, &'static str),
+}
+
+const X86: Recipe = Recipe {
+    architecture: "ARCH=x86",
+    config: include_str!("kernel.x86.config"),
+    needed: &[
+        "CONFIG_IOMMUFD=y",
+        "CONFIG_VFIO_DEVICE_CDEV=y",
+        "CONFIG_VFIO_IOMMU_TYPE1=y",
+        "CONFIG_VFIO_PCI=y",
+        "CONFIG_INTEL_IOMMU=y",
+        "CONFIG_IRQ_REMAP=y",
+        "CONFIG_VIRTIO_IOMMU=y",
+        "CONFIG_SERIAL_8250_CONSOLE=y",
+    ],
+    image: ("bzImage", "arch/x86/boot/bzImage"),
+};
+
+const ARM: Recipe = Recipe {
+    architecture: "ARCH=arm64",
+    config: include_str!("kernel.arm64.config"),
+    needed: &[
+        "CONFIG_ARM64_64K_PAGES=y",
+        "CONFIG_VFIO_IOMMU_TYPE1=y",
+        "CONFIG_VFIO_PCI=y",
+        "CONFIG_ARM_SMMU_V3=y",
+        "CONFIG_PCI_HOST_GENERIC=y",
+        "CONFIG_SERIAL_AMBA_PL011_CONSOLE=y",
+    ],
+    image: ("Image", "arch/arm64/boot/Image"),
+};
+
+impl Recipe {
+    fn config(&self) -> String {
+        format!("{CONFIG}{}", self.config)
+    }
+}
 
 /// The programs that a kernel is built with, and the packages that have them.
 const PROGRAMS: [(&str, &str); 7] = [
@@ -44,14 +83,23 @@ const HEADERS: [(&str, &str); 2] = [("libelf.h", "libelf-dev"), ("openssl/ssl.h"
 /// # Errors
 ///
 /// What is missing or failed, in one line.
-pub(super) fn build(root: &debian::Root<'_>, place: &Path, lock: &File) -> Result<(), String> {
+pub(super) fn build(
+    cpu: Cpu,
+    root: &debian::Root<'_>,
+    place: &Path,
+    lock: &File,
+) -> Result<(), String> {
     let missing = missing();
     if !missing.is_empty() {
         let missing = missing.join(" ");
-        return Err(format!(
-            "building it needs the packages {missing}: install them, or name an image in {IMAGE}"
-        ));
+        let or =
+            if cpu == Cpu::X86 { format!(", or name an image in {IMAGE}") } else { String::new() };
+        return Err(format!("building it needs the packages {missing}: install them{or}"));
     }
+    let (recipe, compiler) = match cpu {
+        Cpu::X86 => (&X86, String::new()),
+        Cpu::Arm => (&ARM, cross::compilers_of_arm64()?),
+    };
     let fail = |error: io::Error| cannot_write(place, &error);
     let names = root.names("linux-source-")?;
     let name = packages::newest_source(&names, LEAST).ok_or("the mirror has no source of it")?;
@@ -62,18 +110,20 @@ pub(super) fn build(root: &debian::Root<'_>, place: &Path, lock: &File) -> Resul
     let mut tar = Command::new("tar");
     output_under(lock, tar.arg("-xJf").arg(&archive).arg("-C").arg(&tree))?;
     let linux = tree.join(name);
-    fs::write(linux.join("guest.config"), CONFIG).map_err(fail)?;
+    fs::write(linux.join("guest.config"), recipe.config()).map_err(fail)?;
     eprintln!("guest: building {name}, which takes minutes");
     let make = |arguments: &[&str]| {
         let mut command = Command::new("make");
-        command.arg("-s").args(arguments).current_dir(&linux);
+        command.args(["-s", recipe.architecture]).args(arguments).current_dir(&linux);
+        command.arg(format!("CROSS_COMPILE={compiler}"));
         output_under(lock, command.env("KCONFIG_ALLCONFIG", "guest.config"))
     };
     make(&["allnoconfig"])?;
-    check_config(&fs::read_to_string(linux.join(".config")).map_err(fail)?)?;
+    check_config(recipe, &fs::read_to_string(linux.join(".config")).map_err(fail)?)?;
     let jobs = thread::available_parallelism().map_or(1, usize::from);
-    make(&[&format!("-j{jobs}"), "bzImage"])?;
-    fs::rename(linux.join("arch/x86/boot/bzImage"), place.join("vmlinuz")).map_err(fail)?;
+    let (image, path) = recipe.image;
+    make(&[&format!("-j{jobs}"), image])?;
+    fs::rename(linux.join(path), place.join("vmlinuz")).map_err(fail)?;
     fs::write(place.join("release"), name).map_err(fail)?;
     remove(&tree).and_then(|()| remove(&place.join("packages"))).map_err(fail)
 }
@@ -93,11 +143,12 @@ fn missing() -> Vec<&'static str> {
 
 /// Whether the options were taken: one whose name changed, or that needs another, vanishes
 /// without a word.
-fn check_config(config: &str) -> Result<(), String> {
-    let vanished: Vec<&str> = options(CONFIG)
+fn check_config(recipe: &Recipe, config: &str) -> Result<(), String> {
+    let wanted = recipe.config();
+    let vanished: Vec<&str> = options(&wanted)
         .filter(|option| option.ends_with("=y") && !config.lines().any(|line| line == *option))
         .collect();
-    if vanished.iter().any(|option| NEEDED.contains(option)) {
+    if vanished.iter().any(|option| recipe.needed.contains(option)) {
         return Err(format!("its configuration does not take {}", vanished.join(", ")));
     }
     if !vanished.is_empty() {
@@ -116,21 +167,29 @@ mod tests {
 
     #[test]
     fn an_option_that_vanished_is_named() {
-        let whole = CONFIG.to_owned();
-        assert_eq!(check_config(&whole), Ok(()));
-        let without = whole.replace("CONFIG_IOMMUFD=y", "# CONFIG_IOMMUFD is not set");
-        assert!(check_config(&without).unwrap_err().ends_with(" CONFIG_IOMMUFD=y"));
-        let without = whole.replace("CONFIG_KALLSYMS=y", "");
-        assert_eq!(check_config(&without), Ok(()), "guests do without");
-        assert!(NEEDED.iter().all(|needed| options(CONFIG).any(|option| option == *needed)));
+        for recipe in [&X86, &ARM] {
+            let whole = recipe.config();
+            assert_eq!(check_config(recipe, &whole), Ok(()));
+            let first = recipe.needed[0];
+            let without = whole.replace(first, "# is not set");
+            assert!(check_config(recipe, &without).unwrap_err().ends_with(&format!(" {first}")));
+            let without = whole.replace("CONFIG_KALLSYMS=y", "");
+            assert_eq!(check_config(recipe, &without), Ok(()), "guests do without");
+            let stands = |needed: &&str| options(&whole).any(|option| option == *needed);
+            assert!(recipe.needed.iter().all(stands));
+        }
     }
 
     #[test]
     fn options_stand_once() {
-        let all: Vec<&str> = options(CONFIG).collect();
-        for (index, option) in all.iter().enumerate() {
-            let name = option.split('=').next();
-            assert!(all[..index].iter().all(|other| other.split('=').next() != name), "{option}");
+        for recipe in [&X86, &ARM] {
+            let config = recipe.config();
+            let all: Vec<&str> = options(&config).collect();
+            for (index, option) in all.iter().enumerate() {
+                let name = option.split('=').next();
+                let is_it = |other: &&str| other.split('=').next() == name;
+                assert!(!all[..index].iter().any(is_it), "{option}");
+            }
         }
     }
 }

@@ -117,7 +117,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             Entry::Leaf(leaf) if !GROUPS || leaf.lg2 == shift => Some(leaf.paddr.get()),
             _ => None,
         };
-        let Some(first) = entries.first().and_then(paddr_of) else {
+        let mut cells = entries.iter();
+        let Some(first) = cells.next().and_then(paddr_of) else {
             return ControlFlow::Continue(0);
         };
         let full = |n: usize| {
@@ -127,7 +128,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         // The last span of the buffer may be one that the first of these joins.
         let (mut start, mut next, mut start_n) = (first, first + size, 0);
         let mut n = 1;
-        while let Some(paddr) = entries.get(n).and_then(paddr_of) {
+        while let Some(paddr) = cells.next().and_then(paddr_of) {
             if paddr != next {
                 let pushed = if start_n == 0 {
                     buf.push(span(start, next))

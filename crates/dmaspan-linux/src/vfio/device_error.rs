@@ -31,7 +31,8 @@ pub enum DeviceError {
     /// The kernel does not let the BAR be mapped.
     #[error(
         "the kernel does not let this process map BAR {index} of {bdf}: another device's registers \
-         may share a page with it"
+         may share a page with it; pci=resource_alignment={bdf} on the kernel's command line gives \
+         it pages of its own"
     )]
     NotMappable {
         /// The device.

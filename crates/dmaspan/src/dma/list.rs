@@ -618,7 +618,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     #[inline(always)]
-    fn shape(&self) -> Shape {
+    pub(super) fn shape(&self) -> Shape {
         let limits = &self.config.limits;
         Shape {
             granule_lg2: self.translation.granule_lg2(),

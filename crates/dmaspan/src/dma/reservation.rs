@@ -5,7 +5,7 @@
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
 use alloc::vec::Vec;
-use core::{fmt, mem};
+use core::{fmt, mem, slice};
 
 use super::any::AnyTranslation;
 use super::attrs::{CpuSync, Privilege};
@@ -32,9 +32,6 @@ use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 use crate::swiotlb::Fill;
-
-/// Up to how many links are mapped over a smaller stage, which need not be cleared as much.
-const FEW: usize = 4;
 
 /// A range of addresses for a device, into which memory is linked. It owns that memory.
 ///
@@ -365,7 +362,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         self.translation.observe(&Event::Mapping { range, by: self.caller() });
         let mapped = match reservation.links.len() - reservation.mapped {
             0 => Ok(()),
-            1..=FEW => self.map_links::<{ FEW * STRETCHES }>(reservation),
+            // Without a stage that takes as many instructions to clear as the rest.
+            1 => self.map_links::<STRETCHES>(reservation),
             _ => self.map_links::<STAGE>(reservation),
         };
         // What is mapped of them when this fails stays so for the next call.
@@ -384,22 +382,29 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[track_caller]
     fn map_links<const N: usize>(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
         let Reservation { addr, links, mapped, direction, .. } = reservation;
+        let prot = |via| self.prot(via, *direction, Privilege::Any);
+        let (of_memory, of_others) = (prot(Via::Memory), prot(Via::HostBridge));
         let mut room = SpanBuf::room::<N>();
         let mut stage = Stage::new(&*self.translation, &mut room);
         let mut ends = SpanBuf::room::<STRETCHES>();
         for at in *mapped..links.len() {
-            let Link { range, offset, piece, ref slots, is_mapped, .. } = links[at];
-            if is_mapped {
+            let link = &links[at];
+            if link.is_mapped {
                 continue;
             }
-            let prot = self.prot(piece.via, *direction, Privilege::Any);
-            let wholes = self.wholes(piece.span, slots.as_ref(), &mut ends)?;
-            if !stage.takes(range.start(), wholes.len(), prot) {
+            let (start, piece) = (link.range.start(), link.piece);
+            let prot = if piece.via == Via::Memory { of_memory } else { of_others };
+            let whole = self.shape().whole(piece.span);
+            let wholes = match &link.slots {
+                None => slice::from_ref(&whole),
+                slots => self.wholes(piece.span, slots.as_ref(), &mut ends)?,
+            };
+            if !stage.takes(start, wholes.len(), prot) {
                 map_stage(&mut stage, &mut links[*mapped..at])?;
                 *mapped = at;
             }
-            self.observe_bytes(Iova::new(addr.get() + offset), piece.span.len());
-            stage.put(range.start(), wholes, prot);
+            self.observe_bytes(Iova::new(addr.get() + links[at].offset), piece.span.len());
+            stage.put(start, wholes, prot);
         }
         map_stage(&mut stage, &mut links[*mapped..])?;
         *mapped = links.len();
@@ -520,6 +525,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Where memory goes in a reservation.
+    #[inline(always)]
     fn find_place(
         &self,
         reservation: &Reservation<T, B>,

@@ -70,8 +70,11 @@ impl<'a, T: Sealed> Stage<'a, T> {
         if self.spans.is_empty() {
             return Ok(());
         }
-        let spans = self.spans.spans();
-        let mapped = self.translation.map(Promise::kept(), self.start, spans, self.prot);
+        let mapped = match self.spans.spans() {
+            // The table has a shorter way for one run.
+            &[span] => self.translation.map(Promise::kept(), self.start, &[span], self.prot),
+            spans => self.translation.map(Promise::kept(), self.start, spans, self.prot),
+        };
         self.spans.clear();
         mapped
     }

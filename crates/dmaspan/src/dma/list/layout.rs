@@ -114,7 +114,7 @@ impl Shape {
 
     /// The granules of a piece that has a place.
     #[inline(always)]
-    pub(super) fn whole(&self, span: Span) -> Span {
+    pub(in crate::dma) fn whole(&self, span: Span) -> Span {
         let granule = lg2::mask(self.granule_lg2);
         let start = PhysAddr::new(span.paddr().get() & !granule);
         Span::covering(start, (span.last().get() | granule) - start.get())

@@ -1,8 +1,8 @@
 //! A map and an unmap of one buffer through the DMA API, alone on one CPU, and of that the IOVAs:
 //! nanoseconds.
 //!
-//! What a map returns is the same for a device of any type, and counts as a leak where it is dropped:
-//! for that it goes through memory once more than this program alone would need.
+//! What a map returns is the same for a device of any type, and counts as a leak where it is
+//! dropped: for that it goes through memory once more than this program alone would need.
 #![expect(unsafe_code, reason = "there is no hardware, and no memory is touched")]
 
 use std::hint::black_box;

@@ -63,14 +63,15 @@ usage: cargo xtask <command>
           DMASPAN_GUEST_KERNEL names, or is built from its source; iommufd-built
           is built whatever that names
   guest [--kernel NAME]... [--icount] [--virtio-iommu] [--memory SIZE]
-        [--membar SIZE] [--nested] [--prepare LINE]... -- COMMAND...
+        [--membar SIZE] [--nested] [--seconds N] [--prepare LINE]...
+        -- COMMAND...
           run one command in a guest, whose NVMe controller is bound to
           vfio-pci at 0000:00:05.0, and print its output; --icount counts
           instructions, --membar adds a device with a BAR of that size at
           0000:00:07.0, --nested puts QEMU and the guest's kernel, /vmlinuz, into
-          the guest, each --prepare is a line for the guest's init before the
-          command, such as `hugepages 64`; without --kernel the kernel with
-          iommufd runs
+          the guest, which ends after --seconds, 900 by default; each --prepare is
+          a line for the guest's init before the command, such as `hugepages 64`;
+          without --kernel the kernel with iommufd runs
           Both: --list prints the kernels and boots. QEMU is the one of `hw`, or
           any of PATH; where there is no QEMU or no kernel, guests are skipped,
           and DMASPAN_HW=require makes that a failure. The consoles are in

@@ -41,8 +41,6 @@ pub use options::Options;
 
 /// The lines of a failed guest's console that are shown.
 const TAIL: usize = 25;
-/// What a guest with one command may take, in seconds: counted instructions pass slowly.
-const COMMAND_SECONDS: u64 = 900;
 
 /// How long a guest is given to begin, attempt by attempt; the last has all the time that the guest
 /// has. So one that hangs costs little, and one that is slow is not given up.
@@ -473,7 +471,7 @@ impl<'r> Guest<'r> {
                 cmdline: "",
             },
             commands,
-            limit: Duration::from_secs(COMMAND_SECONDS),
+            limit: Duration::from_secs(one.seconds),
             nested: one.nested,
             served: Served::No,
             again: &[],

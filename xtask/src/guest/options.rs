@@ -1,8 +1,13 @@
 //! The options of `cargo xtask guest`.
 
+use std::str::FromStr;
+
 use super::boots::{BOOTS, Boot, Iommu};
 use super::kernels::{KERNELS, Kernel};
 use super::qemu::Time;
+
+/// What a guest with one command may take by default: counted instructions pass slowly.
+const COMMAND_SECONDS: u64 = 900;
 
 /// The arguments behind `guest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +53,8 @@ pub(super) struct OneCommand {
     pub(super) time: Time,
     /// Memory, as QEMU writes sizes.
     pub(super) memory: String,
+    /// How long it may take.
+    pub(super) seconds: u64,
     /// The size of the BAR of a device at 0000:00:07.0.
     pub(super) membar: Option<String>,
     /// Whether the guest has QEMU, to be a host itself.
@@ -74,6 +81,7 @@ impl Options {
             iommu: Iommu::Intel,
             time: Time::Real,
             memory: "2G".to_owned(),
+            seconds: COMMAND_SECONDS,
             membar: None,
             nested: false,
         };
@@ -85,7 +93,7 @@ impl Options {
                 "--" => break,
                 "--kernel" => options.kernels.push(kernel(value()?)?),
                 "--boot" => options.boots.push(boot(value()?)?),
-                "--jobs" => options.jobs = jobs(value()?)?,
+                "--jobs" => options.jobs = count(value()?, "guests")?,
                 "--series" => options.boots.extend(series().map(|boot| boot.name.to_owned())),
                 "--keep" => options.left_over = LeftOver::Kept,
                 "--list" => options.action = Action::List,
@@ -93,6 +101,7 @@ impl Options {
                     match argument {
                         "--prepare" => one.prepare.push(value()?.to_owned()),
                         "--memory" => one.memory = value()?.to_owned(),
+                        "--seconds" => one.seconds = count(value()?, "seconds")?,
                         "--membar" => one.membar = Some(value()?.to_owned()),
                         "--virtio-iommu" => one.iommu = Iommu::Virtio,
                         "--nested" => one.nested = true,
@@ -148,9 +157,9 @@ fn boot(name: &str) -> Result<String, String> {
     is_one.then(|| name.to_owned()).ok_or_else(|| format!("there is no boot `{name}`; see --list"))
 }
 
-fn jobs(text: &str) -> Result<usize, String> {
-    let jobs = text.parse().ok().filter(|&jobs| jobs > 0);
-    jobs.ok_or_else(|| format!("`{text}` is not a number of guests"))
+fn count<N: FromStr + Default + PartialEq>(text: &str, of: &str) -> Result<N, String> {
+    let count = text.parse().ok().filter(|count| *count != N::default());
+    count.ok_or_else(|| format!("`{text}` is not a number of {of}"))
 }
 
 #[cfg(test)]
@@ -184,11 +193,11 @@ mod tests {
 
     #[test]
     fn a_command_has_a_machine_of_its_own() {
-        let line = "--kernel 6.17 --icount --membar 32G --memory 4G --jobs 1 --keep -- a --list";
+        let line = "--kernel 6.17 --icount --membar 32G --memory 4G --seconds 60 --jobs 1 --keep -- a --list";
         let options = parse(line).unwrap();
         assert_eq!((options.jobs, options.left_over), (1, LeftOver::Kept));
         let Action::Command(one) = options.action else { panic!("no command") };
-        assert_eq!((one.line.as_str(), one.time), ("a --list", Time::Counted));
+        assert_eq!((one.line.as_str(), one.time, one.seconds), ("a --list", Time::Counted, 60));
         assert_eq!((one.memory.as_str(), one.membar.as_deref()), ("4G", Some("32G")));
     }
 
@@ -199,6 +208,7 @@ mod tests {
             ("--kernel 5.9", "`5.9`"),
             ("--boot nothing", "`nothing`"),
             ("--jobs 0", "`0`"),
+            ("--seconds x -- a", "`x`"),
             ("--fast", "`--fast`"),
             ("--icount", "--icount"),
             ("6.1", "`6.1`"),

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds Linux's page tables, its allocator of IOVAs, its bounce pool and its DMA API in user space:
-# ./build.sh WORKDIR [bytes]
+# Builds Linux's page tables, its allocator of IOVAs, its bounce pool, its DMA API and its container in
+# user space: ./build.sh WORKDIR [bytes]
 #
 # Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt, iova,
-# swiotlb, swiotlb_copy, dma_lpae and dma_vtdss, where BUILD is u or k; a program that this Linux has no
-# code for is not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
+# swiotlb, swiotlb_copy, dma_lpae, dma_vtdss, container_lpae and container_vtdss, where BUILD is u or k; a
+# program that this Linux has no code for is not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
 # WORKDIR/bytes/bytes alone, the server for comparing tables.
 set -euo pipefail
 
@@ -25,7 +25,7 @@ say() { echo "peers: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 tools=(gcc objcopy awk)
-[ -e "$tree/dma/linux" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
+[ -e "$tree/vfio/linux" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
 missing=()
 for tool in "${tools[@]}"; do
 	command -v "$tool" >/dev/null || missing+=("$tool")
@@ -38,17 +38,21 @@ members=(
 	drivers/iommu/generic_pt
 	drivers/iommu/{dma-iommu,iommu,iova,io-pgtable,io-pgtable-arm,io-pgtable-arm-v7s}.c
 	drivers/iommu/{dma-iommu,iommu-pages,io-pgtable-arm}.h
+	drivers/vfio/vfio_iommu_type1.c
 	include/linux/generic_pt
 	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
 	include/linux/{io-pgtable,iommu,iommu-helper,iova,iova_bitmap,swiotlb}.h
 	include/linux/rbtree{,_augmented,_types}.h
-	include/uapi/linux/{iommu,iommufd}.h
+	include/uapi/linux/{iommu,iommufd,vfio}.h
 	kernel/dma/swiotlb.c
 	lib/rbtree.c
 )
 
 # Only the DMA API and its callers get these; they are in the tree's folder `dma`.
 of_dma=(include/linux/{dma-direction,dma-mapping,iommu-dma,scatterlist}.h)
+
+# What the container calls is cut out of these; they are in the tree's folder `vfio`.
+of_vfio=(include/linux/{mm,mm_inline}.h)
 
 # The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
 # where the same mirror has it. apt gets lists and a cache of its own and runs no hooks: the
@@ -85,14 +89,17 @@ fetch() {
 	member=$(dpkg-deb --fsys-tarfile "$archive" | tar -tv |
 		awk '/^-.*\/usr\/src\/.*\.tar\.(xz|bz2)$/ { print $NF }')
 	# Not every version has all members.
-	members+=("${of_dma[@]}")
+	members+=("${of_dma[@]}" "${of_vfio[@]}")
 	dpkg-deb --fsys-tarfile "$archive" | tar -xO "$member" | decompress "$member" |
 		tar -x -C "$tree.part" --strip-components=1 "${members[@]/#/$package/}" 2>"$work/tar.log" ||
 		[ -e "$tree.part/drivers/iommu/io-pgtable-arm.c" ] ||
 		fail "$package is not as expected: $(tail -n 1 "$work/tar.log")"
-	mkdir -p "$tree.part/dma/linux"
+	mkdir -p "$tree.part"/{dma,vfio}/linux
 	for member in "${of_dma[@]}"; do
 		[ ! -e "$tree.part/$member" ] || mv "$tree.part/$member" "$tree.part/dma/linux"
+	done
+	for member in "${of_vfio[@]}"; do
+		[ ! -e "$tree.part/$member" ] || mv "$tree.part/$member" "$tree.part/vfio/linux"
 	done
 	dpkg-deb -f "$archive" Version >"$tree.part/version"
 	rm -rf "$apt" "$tree"
@@ -131,6 +138,9 @@ cut_core() {
 	sed -n '/^ssize_t iommu_map_sg(/,/^}/p' "$file" >"$work/cut/iommu_map_sg.inc"
 	sed -n '/^static size_t iommu_pgsize(/,/^EXPORT_SYMBOL_GPL(iommu_unmap_fast)/p' \
 		"$file" >"$work/cut/iommu_core.inc"
+	# Where this Linux has it.
+	cat "$tree"/vfio/linux/*.h 2>/dev/null |
+		sed -n '/^static inline .*num_pages_contiguous(/,/^}/p' >"$work/cut/num_pages_contiguous.inc"
 	grep -q '^EXPORT_SYMBOL_GPL(iommu_unmap_fast)' "$work/cut/iommu_core.inc" ||
 		fail "iommu.c has no iommu_pgsize() to iommu_unmap_fast()"
 }
@@ -140,6 +150,9 @@ common=(-std=gnu11 -D_GNU_SOURCE -fno-strict-aliasing -fno-common -fwrapv -falig
 	-Werror=implicit-function-declaration)
 include=(-I"$here/shim" -I"$here/bench" -isystem "$work/cut" -isystem "$tree"
 	-isystem "$tree/include" -isystem "$work/stubs" -include kshim.h)
+
+# The container, and those who share its notion of a process.
+vfio=(-DKSHIM_VFIO)
 
 # The DMA API: what no benchmark calls of it is left out by the linker.
 dma=(-DKSHIM_DMA "-I$tree/dma" -ffunction-sections -Wl,--gc-sections)
@@ -228,6 +241,15 @@ build() {
 		say "SKIP: the DMA API of this Linux does not build with these headers"
 	fi
 
+	if object "$b" "$here/shim/vfio_type1.c" vfio_type1 "${vfio[@]}" &&
+		object "$b" "$here/shim/iommu_core.c" iommu_core_vfio "${vfio[@]}"; then
+		program "$b" container_lpae container "${vfio[@]}" -- vfio_type1.o iommu_core_vfio.o rbtree.o \
+			io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o
+		echo container_lpae >>"$work/formats"
+	else
+		say "SKIP: the container of this Linux does not build with these headers"
+	fi
+
 	for fmt in amdv1 vtdss x86_64; do
 		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || continue
 		if object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"; then
@@ -244,10 +266,15 @@ build() {
 			rbtree.o swiotlb_copy.o vtdss.o
 		echo dma_vtdss >>"$work/formats"
 	fi
+	if [ -e "$work/$b/container_lpae" ] && [[ " ${formats[*]} " = *" vtdss "* ]]; then
+		program "$b" container_vtdss container -DVTDSS "${vfio[@]}" -- vfio_type1.o iommu_core_vfio.o \
+			rbtree.o vtdss.o
+		echo container_vtdss >>"$work/formats"
+	fi
 }
 
 # A tree that an earlier version of this script left may lack a file.
-[ -e "$tree/version" ] && [ -e "$tree/dma/linux" ] || fetch
+[ -e "$tree/version" ] && [ -e "$tree/vfio/linux" ] || fetch
 say "building what is compared of Linux $(cat "$tree/version")"
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)

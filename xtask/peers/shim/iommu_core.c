@@ -14,9 +14,11 @@
 #define iommu_debug_unmap_end(...)
 
 #ifdef KSHIM_DMA
-/* what dma-iommu.c calls besides, with what of a group it needs */
 #include <linux/dma-mapping.h>
+#endif
 
+#if defined(KSHIM_DMA) || defined(KSHIM_VFIO)
+/* what callers of the core call besides, with what of a group it needs */
 struct iommu_group { struct iommu_domain *default_domain; };
 
 #include "iommu_dma.inc"

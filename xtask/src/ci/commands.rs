@@ -43,6 +43,9 @@ const BENCHES: &str = "cargo test --workspace --bench io_pgtable --bench dma --b
 const IOVAS: &str = "cargo xtask peers --runs 1 --case iova/pair_1_threads_1";
 const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
 const ONE_COUNT: &str = "cargo xtask peers --instructions --case dma_lpae/single_1_lazy";
+const ONE_CONTAINER: &str =
+    "cargo xtask peers --instructions --case container_lpae/64k_folio_cheap";
+const CONTAINERS: &str = "cargo xtask peers --runs 1 --case container_lpae/64k_folio";
 const ONE_OF_ALL: &str = "cargo xtask peers --runs 1 --case dma_lpae/single_1";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
 /// It says that mapping would fail.
@@ -166,6 +169,8 @@ const COMMANDS: &[Entry] = &[
     ),
     entry("cargo xtask peers --instructions --case dma_lpae", Line(ONE_COUNT), AsIs),
     entry("cargo xtask peers --runs 3 --case dma_lpae/", Line(ONE_OF_ALL), AsIs),
+    entry("cargo xtask peers --instructions --case container", Line(ONE_CONTAINER), AsIs),
+    entry("cargo xtask peers --runs 3 --case container", Line(CONTAINERS), AsIs),
     entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),
     entry("cargo xtask peers --findings", AsIs, AsIs),
     entry("cargo test -p dmaspan-bench", TESTS, TESTS),

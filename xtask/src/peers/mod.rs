@@ -212,15 +212,15 @@ fn skip_absent(comparisons: &[Comparison], built: &BTreeSet<&str>) {
     }
 }
 
-/// Compares what each kind of mapping of the whole DMA API leads to on both sides, before any of it
-/// is measured.
+/// Compares what each kind of mapping of the whole DMA API and of containers leads to on both
+/// sides, before any of it is measured.
 fn compare_mappings(
     options: &Options,
     own: &Path,
     comparisons: &[Comparison],
     built: &BTreeSet<&str>,
 ) -> Result<(), String> {
-    for (format, peer) in plan::DMA_FORMATS {
+    for (format, peer) in plan::described() {
         let is_wanted = comparisons.iter().any(|one| one.format == format);
         if !is_wanted || !built.contains(peer.format) {
             continue;

@@ -32,6 +32,10 @@ const DMA_IOMMU_ARM: Peer =
     Peer { name: "dma-iommu.c, arm", program: "dma_lpae", format: "dma_lpae" };
 const DMA_IOMMU_VTDSS: Peer =
     Peer { name: "dma-iommu.c, vtdss", program: "dma_vtdss", format: "dma_vtdss" };
+const TYPE1_ARM: Peer =
+    Peer { name: "vfio type1, arm", program: "container_lpae", format: "container_lpae" };
+const TYPE1_VTDSS: Peer =
+    Peer { name: "vfio type1, vtdss", program: "container_vtdss", format: "container_vtdss" };
 
 /// dmaspan's formats, in the order of the table, and what each is compared with.
 const FORMATS: [(&str, &[&Peer]); 5] = [
@@ -97,7 +101,7 @@ const IOVA_CASES: [(&str, &str); 5] = [
 ];
 
 /// The formats that the whole DMA API stands on, with what Linux's has there.
-pub(super) const DMA_FORMATS: [(&str, &Peer); 2] =
+const DMA_FORMATS: [(&str, &Peer); 2] =
     [("dma_lpae", &DMA_IOMMU_ARM), ("dma_vtdss", &DMA_IOMMU_VTDSS)];
 /// Its cases. What is bounced is not trusted, and never lazy.
 const DMA_CASES: [&str; 24] = [
@@ -126,6 +130,36 @@ const DMA_CASES: [&str; 24] = [
     "bounced_2k_strict",
     "bounced_64k_strict",
 ];
+
+/// The formats that the container stands on, with what Linux's has there.
+const CONTAINER_FORMATS: [(&str, &Peer); 2] =
+    [("container_lpae", &TYPE1_ARM), ("container_vtdss", &TYPE1_VTDSS)];
+/// Its cases, with cheap pins and with dear ones.
+const CONTAINER_CASES: [&str; 18] = [
+    "4k_cheap",
+    "4k_dear",
+    "64k_base_cheap",
+    "64k_base_dear",
+    "64k_folio_cheap",
+    "64k_folio_dear",
+    "16m_base_cheap",
+    "16m_base_dear",
+    "16m_run_cheap",
+    "16m_run_dear",
+    "256m_base_cheap",
+    "256m_base_dear",
+    "256m_run_cheap",
+    "256m_run_dear",
+    "256m_thp_cheap",
+    "256m_thp_dear",
+    "1g_hugetlb_cheap",
+    "1g_hugetlb_dear",
+];
+
+/// Programs that say what they map before they are measured, each with its format.
+pub(super) fn described() -> impl Iterator<Item = (&'static str, &'static Peer)> {
+    DMA_FORMATS.into_iter().chain(CONTAINER_FORMATS)
+}
 
 /// The bounce pool's cases, and who does the same.
 const SWIOTLB_CASES: [(&str, &Peer); 10] = [
@@ -299,8 +333,32 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
             Comparison { goal: Some(dma_goal(format, case)), ..comparison }
         }));
     }
+    all.extend(container_comparisons());
     all.retain(|comparison| comparison.name().contains(filter));
     all
+}
+
+/// Those of containers.
+fn container_comparisons() -> Vec<Comparison> {
+    let mut all = Vec::new();
+    for (format, peer) in CONTAINER_FORMATS {
+        for case in CONTAINER_CASES {
+            for operation in ["map", "unmap", "pair"] {
+                let versus = (Versus::Linux(peer), case, "");
+                let goal = Some(container_goal(case, operation));
+                all.push(Comparison { goal, ..against(format, case, operation, versus) });
+            }
+        }
+    }
+    all
+}
+
+/// What is to be reached beside Linux's container: more than 1 everywhere.
+fn container_goal(case: &str, operation: &str) -> f64 {
+    match (case, operation) {
+        ("256m_thp_cheap" | "1g_hugetlb_cheap", "pair") => 5.0,
+        _ => 1.0,
+    }
 }
 
 /// Those of domains and of the DMA API, over the tables of one format.
@@ -412,6 +470,17 @@ mod tests {
         assert_eq!(goal("dma_vtdss/steps_8_lazy"), Some(1.5));
         assert_eq!(goal("dma_vtdss/bounced_64k_strict"), Some(1.0));
         assert!(comparisons("dma_").iter().all(|one| one.goal.is_some()));
+    }
+
+    #[test]
+    fn containers_have_a_goal_in_every_row_and_a_higher_one_for_huge_pages_that_pin_cheaply() {
+        let rows = comparisons("container_");
+        assert_eq!(rows.len(), 2 * 3 * CONTAINER_CASES.len());
+        let higher = rows.iter().filter(|one| one.goal == Some(5.0));
+        let higher: Vec<_> = higher.map(|one| (one.case, one.operation)).collect();
+        let expected = [("256m_thp_cheap", "pair"), ("1g_hugetlb_cheap", "pair")];
+        assert_eq!(higher, [expected, expected].concat());
+        assert!(rows.iter().all(|one| one.goal >= Some(1.0)));
     }
 
     #[test]

@@ -48,10 +48,10 @@ const BOUNCED: [(&str, u64); 2] = [("bounced_2k", 2 << 10), ("bounced_64k", SZ_6
 const FLUSHES: [(&str, Flush); 2] = [("strict", Flush::Strict), ("lazy", Flush::Lazy)];
 
 /// Hardware that takes no time, or some, for an invalidation.
-struct Hardware(Duration);
+pub(crate) struct Hardware(Duration);
 
 impl Hardware {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let ns = env::var("PEERS_INVALIDATION_NS").ok().and_then(|ns| ns.parse().ok());
         Self(Duration::from_nanos(ns.unwrap_or(0)))
     }

@@ -5,11 +5,13 @@
 //! addresses and, in [`memory`], where tables lie.
 #![expect(unsafe_code, reason = "there is no hardware, and tables lie where it would need them")]
 
+mod container;
 mod cpu;
 mod dma;
 mod domain;
 mod iova;
 mod memory;
+mod pins;
 mod swiotlb;
 
 use std::env;
@@ -101,8 +103,19 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-const FORMATS: [&str; 9] =
-    ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1", "iova", "swiotlb", "dma_lpae", "dma_vtdss"];
+const FORMATS: [&str; 11] = [
+    "lpae",
+    "v7s",
+    "vtd_ss",
+    "x86_64",
+    "amd_v1",
+    "iova",
+    "swiotlb",
+    "dma_lpae",
+    "dma_vtdss",
+    "container_lpae",
+    "container_vtdss",
+];
 
 /// Whether a case was asked for: all are where none is named.
 fn is_wanted(cases: &[String], name: &str) -> bool {
@@ -120,6 +133,8 @@ fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
         "swiotlb" => swiotlb::run(cases),
         "dma_lpae" => dma::run_lpae(memory, cases),
         "dma_vtdss" => dma::run_vtd_ss(memory, cases),
+        "container_lpae" => container::run_lpae(memory, cases),
+        "container_vtdss" => container::run_vtd_ss(memory, cases),
         "v7s" => {
             let sizes = Some(SZ_4K | SZ_64K | SZ_1M | (16 * SZ_1M));
             let format =

@@ -1,0 +1,254 @@
+/*
+ * Linux's container, VFIO type1, with what it alone expects around it. Its memory is a process's
+ * whose pins are simulated elsewhere, all of it is memory, and nothing waits for anything.
+ *
+ * What no benchmark calls (device memory, emulated devices, dirty bitmaps, capabilities) compiles,
+ * and ends the program if it is called.
+ */
+#include "vfio_mm.h"
+
+#define U16_MAX UINT16_MAX
+#define BITS_PER_BYTE 8
+#define BITS_PER_TYPE(type) (sizeof(type) * BITS_PER_BYTE)
+#define max_t(t, a, b) max((t)(a), (t)(b))
+#define struct_size(p, member, n) (sizeof(*(p)) + sizeof((p)->member[0]) * (n))
+#define __read_mostly
+#define __exit
+#define THIS_MODULE NULL
+#define module_param_named(name, variable, type, mode)
+#define MODULE_PARM_DESC(name, text)
+#define MODULE_VERSION(text)
+#define module_init(fn) int kshim_##fn(void) { return fn(); }
+#define module_exit(fn) void kshim_##fn(void) { fn(); }
+#define cond_resched()
+#define GFP_KERNEL_ACCOUNT GFP_KERNEL
+#define __get_free_page(gfp) __get_free_pages(gfp, 0)
+#define free_page(addr) free_pages(addr, 0)
+#define copy_from_user(to, from, n) (memcpy(to, from, n), 0UL)
+#define copy_to_user(to, from, n) (memcpy(to, from, n), 0UL)
+#define access_ok(p, n) true
+
+/* ---- small memory: a list of free blocks for each size, last in, first out, as a slab's ---- */
+
+#define BLOCK 64
+#define BLOCK_SIZES 8
+#define CHUNK SZ_64K
+
+/* begins on a multiple of CHUNK and has blocks of one size, or a single one */
+struct chunk { size_t size; };
+static struct block { struct block *next; } *free_blocks[BLOCK_SIZES];
+
+static struct chunk *new_chunk(size_t bytes, size_t size)
+{
+	struct chunk *chunk = aligned_alloc(CHUNK, ALIGN(bytes, CHUNK));
+
+	if (!chunk)
+		BUG();
+	chunk->size = size;
+	return chunk;
+}
+
+static void block_free(const void *p)
+{
+	struct chunk *chunk = (void *)ALIGN_DOWN((unsigned long)p, CHUNK);
+	struct block *b = (void *)p;
+
+	if (!p)
+		return;
+	if (unlikely(chunk->size >= BLOCK_SIZES))
+		return free(chunk);
+	b->next = free_blocks[chunk->size];
+	free_blocks[chunk->size] = b;
+}
+
+static noinline void more_blocks(size_t size)
+{
+	struct chunk *chunk = new_chunk(CHUNK, size);
+
+	for (size_t n = (CHUNK / BLOCK - 1) / size; n; n--)
+		block_free((char *)chunk + BLOCK + (n - 1) * size * BLOCK);
+}
+
+static void *block_alloc(size_t bytes)
+{
+	size_t size = DIV_ROUND_UP(bytes, BLOCK);
+	struct block *b;
+
+	if (unlikely(size >= BLOCK_SIZES))
+		return (char *)new_chunk(bytes + BLOCK, size) + BLOCK;
+	if (unlikely(!free_blocks[size]))
+		more_blocks(size);
+	b = free_blocks[size];
+	free_blocks[size] = b->next;
+	return b;
+}
+
+#undef kmalloc
+#undef kzalloc
+#undef kfree
+#undef kmalloc_obj
+#undef kzalloc_obj
+#define kmalloc(size, gfp) block_alloc(size)
+#define kzalloc(size, gfp) memset(block_alloc(size), 0, size)
+#define kfree block_free
+#define kmalloc_obj(var, ...) ((__typeof__(var) *)kmalloc(sizeof(var), 0))
+#define kzalloc_obj(var, ...) ((__typeof__(var) *)kzalloc(sizeof(var), 0))
+#define kvzalloc(size, gfp) kzalloc(size, gfp)
+#define kvfree kfree
+
+/* ---- the process ---- */
+
+static struct mm_struct kshim_mm = { .users = 1, .count = 1 };
+struct task_struct kshim_task = {
+	.mm = &kshim_mm, .group_leader = &kshim_task, .usage = 1, .memlock = 1UL << 40,
+};
+
+#define RLIMIT_MEMLOCK 8
+#define rlimit(which) READ_ONCE(kshim_task.memlock)
+#define task_rlimit(task, which) READ_ONCE((task)->memlock)
+#define task_pid_nr(task) 1
+#define CAP_IPC_LOCK 14
+#define capable(cap) false
+
+#define kshim_add(p, n) __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST)
+
+static inline void mmap_read_lock(struct mm_struct *mm)
+{
+	if (unlikely(kshim_add(&mm->mmap_lock.count, 1) <= 0))
+		BUG();
+}
+static inline void mmap_read_unlock(struct mm_struct *mm)
+{
+	kshim_add(&mm->mmap_lock.count, -1);
+}
+static inline int mmap_write_lock_killable(struct mm_struct *mm)
+{
+	long free = 0;
+
+	if (unlikely(!kshim_try_cmpxchg(&mm->mmap_lock.count, &free, -1)))
+		BUG();
+	return 0;
+}
+static inline void mmap_write_unlock(struct mm_struct *mm)
+{
+	kshim_add(&mm->mmap_lock.count, 1);
+}
+
+/* counts of references: each change is one locked instruction */
+static inline bool mmget_not_zero(struct mm_struct *mm)
+{
+	int users = READ_ONCE(mm->users);
+
+	while (users && !kshim_try_cmpxchg(&mm->users, &users, users + 1))
+		;
+	return users;
+}
+static inline void kshim_put(int *count)
+{
+	if (unlikely(!kshim_add(count, -1)))
+		BUG();
+}
+#define mmput(mm) kshim_put(&(mm)->users)
+#define mmgrab(mm) ((void)kshim_add(&(mm)->count, 1))
+#define mmdrop(mm) kshim_put(&(mm)->count)
+static inline struct task_struct *get_task_struct(struct task_struct *task)
+{
+	kshim_add(&task->usage, 1);
+	return task;
+}
+#define put_task_struct(task) kshim_put(&(task)->usage)
+
+/* Counts locked pages, against the limit of a process that has no privilege. */
+static noinline int __account_locked_vm(struct mm_struct *mm, unsigned long pages, bool inc,
+					struct task_struct *task, bool bypass)
+{
+	unsigned long limit = task_rlimit(task, RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+
+	if (!inc) {
+		WARN_ON_ONCE(pages > mm->locked_vm);
+		mm->locked_vm -= pages;
+		return 0;
+	}
+	if (!bypass && mm->locked_vm + pages > limit)
+		return -ENOMEM;
+	mm->locked_vm += pages;
+	return 0;
+}
+
+/* ---- its memory: all frames of the simulation are memory, and nobody reserved one ---- */
+
+#define PG_RESERVED 1UL
+extern unsigned long kshim_first_pfn, kshim_frames;
+#define pfn_valid(pfn) ((pfn) - kshim_first_pfn < kshim_frames)
+#define PageReserved(page) ((READ_ONCE((page)->flags) & PG_RESERVED) != 0)
+/* frames of one node, whose map has no sections */
+#define memdesc_section(flags) 0UL
+#define page_to_section(page) 0UL
+
+struct vm_area_struct { unsigned long vm_flags; };
+struct follow_pfnmap_args {
+	struct vm_area_struct *vma;
+	unsigned long address, pfn, addr_mask;
+	bool writable;
+};
+#define VM_PFNMAP 0x400UL
+#define FAULT_FLAG_WRITE 0x1u
+#define FAULT_FLAG_REMOTE 0x80u
+#define untagged_addr_remote(mm, addr) (addr)
+#define vma_lookup(mm, addr) ((struct vm_area_struct *)NULL)	/* what is no memory is nothing */
+#define follow_pfnmap_start(args) ({ (void)(args); -EFAULT; })
+#define follow_pfnmap_end(args) ((void)(args))
+#define fixup_user_fault(mm, addr, flags, unlocked) ({ (void)(unlocked); -EFAULT; })
+#define kthread_use_mm(mm) BUG()
+#define kthread_unuse_mm(mm) BUG()
+
+#include <linux/rbtree.h>
+#include <linux/iommu.h>
+#include "num_pages_contiguous.inc"
+
+/* ---- called by no benchmark ---- */
+
+#define bitmap_set(map, start, count) BUG()
+#define bitmap_clear(map, start, count) BUG()
+#define bitmap_shift_left(to, from, shift, count) BUG()
+#define bitmap_or(to, a, b, count) ({ (void)(b); BUG(); })
+#define mutex_init(m) ((void)((m)->held = 0))
+
+#include "drivers/vfio/vfio_iommu_type1.c"
+
+struct vfio_info_cap_header *vfio_info_cap_add(struct vfio_info_cap *caps, size_t size, u16 id,
+					       u16 version)
+{
+	BUG();
+}
+void vfio_info_cap_shift(struct vfio_info_cap *caps, size_t offset) { BUG(); }
+int vfio_info_add_capability(struct vfio_info_cap *caps, struct vfio_info_cap_header *cap,
+			     size_t size)
+{
+	BUG();
+}
+
+/* ---- VFIO, which has this container alone ---- */
+
+const struct vfio_iommu_driver_ops *kshim_container;
+
+int vfio_register_iommu_driver(const struct vfio_iommu_driver_ops *ops)
+{
+	kshim_container = ops;
+	return 0;
+}
+void vfio_unregister_iommu_driver(const struct vfio_iommu_driver_ops *ops) { }
+
+/* ---- a group of one device, whose interrupts are isolated and which has no reserved regions ---- */
+
+static struct device kshim_device;
+
+int iommu_group_for_each_dev(struct iommu_group *group, void *data,
+			     int (*fn)(struct device *, void *))
+{
+	return fn(&kshim_device, data);
+}
+int iommu_get_group_resv_regions(struct iommu_group *group, struct list_head *head) { return 0; }
+bool iommu_group_has_isolated_msi(struct iommu_group *group) { return true; }
+int iommu_attach_group(struct iommu_domain *domain, struct iommu_group *group) { return 0; }
+void iommu_detach_group(struct iommu_domain *domain, struct iommu_group *group) { }

@@ -14,6 +14,7 @@ use super::mapping::{
     Bound, Leaving, Mapping, MappingSlot, Pinned, Runs, SlotState, Then, Vaddr, overlapping,
 };
 use super::paging::Reach;
+use super::room::Room;
 use super::takedown::{Unmap, hold};
 use super::{Container, State, unconfirmed};
 use crate::account::{Account, Charge, OverLimit};
@@ -278,8 +279,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             Ok(charge) => charge,
             Err(source) => return Err(self.withdraw_all(mapping, domains, then, over(source))),
         };
-        let mut spans = SpanBuf::room::<BATCH>();
-        let buf = SpanBuf::new(&mut spans[..room]);
+        let mut spans = Room::<BATCH>::new(room);
+        let buf = SpanBuf::new(spans.first(room));
         let mut mapper = Mapper::new(domains, buf, &mapping, charge, cancelled);
         let (pin, pin_error) =
             match self.pinner.pin(&mapping.space, user, mapping.prot, &mut mapper) {

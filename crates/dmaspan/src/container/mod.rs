@@ -158,6 +158,7 @@ mod mapping;
 mod paging;
 mod quarantine;
 mod revoke;
+mod room;
 mod takedown;
 mod unconfirmed;
 mod unmap;

@@ -7,6 +7,7 @@ use lock_api::RawMutex;
 
 use super::domains::{Domains, Gathers};
 use super::mapping::{BackingRun, Behind, Leaving, Mapping, SlotState, Then};
+use super::room::Room;
 use super::unmap::Unforgotten;
 use super::{Container, RANGES, State, unconfirmed};
 use crate::addr::Iova;
@@ -87,10 +88,10 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> TakenDown {
         let domains = self.domains;
-        let mut room = SpanBuf::room::<BATCH>();
         domains.gathering(&mut |gathers| {
             while self.next_batch(claim) {
-                let mut buf = SpanBuf::new(&mut room[..self.reserved]);
+                let mut room = Room::<BATCH>::new(self.reserved);
+                let mut buf = SpanBuf::new(room.first(self.reserved));
                 self.gather(gathers, &mut buf, marks.as_deref_mut());
                 self.detach_tables(gathers);
                 let synced = gathers.sync();

@@ -31,8 +31,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         retired
     }
 
-    /// The same below one table, of which `range` is a part. Returns whether the table has become,
-    /// or was, empty.
+    /// The same below one table, of which `range` is a part.
     fn prune(
         &self,
         entries: &[Cell<F>],
@@ -40,7 +39,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         range: IovaRange,
         owned: IovaRange,
         retired: &mut Retired<M::List>,
-    ) -> bool {
+    ) {
         let shift = F::shift(level);
         let mut at = range.start();
         while level > 0
@@ -52,8 +51,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             {
                 let addr = self.child(child);
                 let below = self.memory.entries(&addr);
-                if self.prune(below, level - 1, part, owned, retired)
-                    && owned.covers(block)
+                self.prune(below, level - 1, part, owned, retired);
+                // Only a table that may go is read through.
+                if owned.covers(block)
+                    && is_empty::<F>(below)
                     && !self.is_walked(level - 1, block.start().get())
                 {
                     F::Word::store(cell, F::Word::EMPTY);
@@ -67,7 +68,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 _ => break,
             }
         }
-        // A table that the memory does not know is none to take out.
-        !entries.is_empty() && entries.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY)
     }
+}
+
+/// Whether a table has no entries. One that the memory does not know is none to take out.
+fn is_empty<F: Format>(entries: &[Cell<F>]) -> bool {
+    !entries.is_empty() && entries.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY)
 }

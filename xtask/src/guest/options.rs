@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn a_command_has_a_machine_of_its_own() {
-        let line = "--kernel 6.17 --icount --membar 32G --memory 4G --seconds 60 --jobs 1 --keep -- a --list";
+        let line = "--kernel 6.17 --icount --membar 32G --memory 4G --seconds 60 \
+                    --jobs 1 --keep -- a --list";
         let options = parse(line).unwrap();
         assert_eq!((options.jobs, options.left_over), (1, LeftOver::Kept));
         let Action::Command(one) = options.action else { panic!("no command") };

@@ -263,6 +263,8 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "arm-tests",
         on: &[On::Arm],
         iommu: Iommu::Smmu,
+        // Huge pages of 512 MiB, where base pages have 64 KiB.
+        memory: "6G",
         seconds: 3000,
         commands: &[
             "tests-linux --test-threads 2",

@@ -132,19 +132,25 @@ fn bars_and_nodes_of_a_device_and_pools_of_a_machine_are_read() {
     let bdf: Bdf = "0000:00:05.0".parse().unwrap();
     fake.function("0000:00:05.0", "0x010802", "");
     assert_eq!(files(&fake).node_of(bdf), None);
-    let resource = "0x00000000fe000000 0x00000000fe003fff 0x0000000000140204\n\
-        0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
-        0x0000000000006000 0x000000000000603f 0x0000000000040101\n\
-        0x00000000fe004000 0x00000000fe0040ff 0x0000000000040200\n\
-        0x0000001000000000 0x00000017ffffffff 0x000000000014220c\n";
+    let bar = 4 * crate::sys::page_size();
+    let behind = 0xfe00_0000 + bar;
+    let resource = format!(
+        "0x00000000fe000000 {:#018x} 0x0000000000140204\n\
+         0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+         0x0000000000006000 0x000000000000603f 0x0000000000040101\n\
+         {behind:#018x} {:#018x} 0x0000000000040200\n\
+         0x0000001000000000 0x00000017ffffffff 0x000000000014220c\n",
+        behind - 1,
+        behind + 0xff
+    );
     let device = "sys/bus/pci/devices/0000:00:05.0";
-    fake.file(&format!("{device}/resource"), resource).file(&format!("{device}/numa_node"), "1");
+    fake.file(&format!("{device}/resource"), &resource).file(&format!("{device}/numa_node"), "1");
     assert_eq!(files(&fake).node_of(bdf), Some(1));
     let bars = files(&fake).bars_of(bdf);
     let found: Vec<_> =
         bars.iter().map(|bar| (bar.name.as_str(), bar.user.start().get(), bar.len())).collect();
     // Ports are not mapped, nor are less than a page of registers.
-    let expected = [("00:05.0 BAR 0", 0xfe00_0000, 16 << 10), ("00:05.0 BAR 4", 1 << 36, 32 << 30)];
+    let expected = [("00:05.0 BAR 0", 0xfe00_0000, bar), ("00:05.0 BAR 4", 1 << 36, 32 << 30)];
     assert_eq!(found, expected);
     assert!(bars.iter().all(|bar| bar.node == Some(1)));
     let pool = |kib: u64| format!("sys/kernel/mm/hugepages/hugepages-{kib}kB");

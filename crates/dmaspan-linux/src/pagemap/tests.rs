@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use dmaspan::pin::{Kind, Stopped};
 
 use super::*;
@@ -55,9 +57,11 @@ fn reference(source: &FrameSource, memory: &Memory, range: UserRange) -> Vec<Spa
 fn assert_agreement(source: &FrameSource, memory: &Memory) {
     let page = sys::page_size();
     let len = memory.len();
-    let mut parts = vec![(0, len), (0, 1), (len - 1, 1), (page - 1, 2)];
-    if len > 2 * SIZE_2M {
-        parts.extend([(page, len - 2 * page), (SIZE_2M - 5, 10), (SIZE_2M + 123, SIZE_2M)]);
+    let mut parts = BTreeSet::from([(0, len), (0, 1), (len - 1, 1), (page - 1, 2)]);
+    for size in [SIZE_2M, crate::os::thp_size()] {
+        if len > 2 * size {
+            parts.extend([(page, len - 2 * page), (size - 5, 10), (size + 123, size)]);
+        }
     }
     for (offset, len) in parts {
         let range = memory.sub_range(offset, len).unwrap();
@@ -78,7 +82,8 @@ fn entries(source: &FrameSource, memory: &Memory, lookup: Lookup) -> u64 {
 fn both_lookups_agree_on_memory_without_hugetlb() {
     let Some(source) = source() else { return };
     for kind in [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Memfd] {
-        let memory = Memory::new(kind, 64 << 20).unwrap();
+        let len = (64_u64 << 20).next_multiple_of(kind.page_size());
+        let memory = Memory::new(kind, len).unwrap();
         let _pinned = pinned(&memory);
         assert_agreement(&source, &memory);
     }
@@ -112,26 +117,36 @@ fn both_lookups_agree_on_hugetlb_and_a_leaf_takes_one_entry() {
 #[test]
 fn both_lookups_agree_on_huge_pages_of_which_some_are_split() {
     let Some(source) = source() else { return };
-    let memory = Memory::new(MemoryKind::Thp, 32 << 20).unwrap();
+    let huge_page = crate::os::thp_size();
     let page = usize::try_from(sys::page_size()).unwrap();
-    let size = usize::try_from(SIZE_2M).unwrap();
+    let size = usize::try_from(huge_page).unwrap();
+    // Of huge pages of 512 MiB there are no 16: of four, the last stays whole.
+    let few = huge_page > 32 << 20;
+    let (count, middle, border) = if few { (4, 0, 2) } else { (16, 3, 6) };
+    let memory = Memory::new(MemoryKind::Thp, count * huge_page).unwrap();
     let mapping = memory.mapping();
     // One page in the middle of a huge page goes and another frame comes in its place.
-    mapping.advise(3 * size + 7 * page, page, Advice::Discard).unwrap();
-    // Two huge pages and the base pages around their border go, and come back as base pages.
-    mapping.advise(6 * size - page, 2 * size, Advice::NoHuge).unwrap();
-    mapping.advise(6 * size - page, 2 * size, Advice::Discard).unwrap();
-    // The first and the last page of the memory go as well.
+    mapping.advise(middle * size + 7 * page, page, Advice::Discard).unwrap();
+    // Two huge pages and the base pages around their border go, and come back as base pages; or
+    // the base pages alone.
+    let around = if few { 2 * page } else { 2 * size };
+    mapping.advise(border * size - page, around, Advice::NoHuge).unwrap();
+    mapping.advise(border * size - page, around, Advice::Discard).unwrap();
+    // The first page of the memory goes as well, and of many huge pages the last.
     mapping.advise(0, page, Advice::Discard).unwrap();
-    mapping.advise(memory.mapping().len() - page, page, Advice::Discard).unwrap();
-    memory.fill_words(0, memory.len(), |n| n).unwrap();
+    if !few {
+        mapping.advise(memory.mapping().len() - page, page, Advice::Discard).unwrap();
+    }
+    let pages = memory.len() / sys::page_size();
+    (0..pages).for_each(|n| memory.write_u64(n * sys::page_size(), n).unwrap());
     let _pinned = pinned(&memory);
     let huge = huge_bytes(&memory).unwrap();
-    assert!(huge <= memory.len() - 5 * SIZE_2M, "{huge:#x}");
+    let split = if few { 3 } else { 5 };
+    assert!(huge <= memory.len() - split * huge_page, "{huge:#x}");
     assert_agreement(&source, &memory);
     // Where there are leaves, fewer entries are read than pages are there.
     let read = entries(&source, &memory, Lookup::HugeLeaves);
-    let expected = (memory.len() - huge) / sys::page_size() + huge / SIZE_2M;
+    let expected = (memory.len() - huge) / sys::page_size() + huge / huge_page;
     assert_eq!(read, expected);
 }
 

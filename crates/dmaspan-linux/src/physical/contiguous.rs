@@ -14,11 +14,18 @@ use parking_lot::Mutex;
 use super::pinned::FreshMemory;
 use super::{PhysicalError, Shared, Tried};
 use crate::mem::{AccessError, Memory, MemoryError, MemoryKind};
-use crate::sys;
+use crate::{os, sys};
 
 /// How often memory of one kind is pinned and looked up, where it lies too high or in pieces.
 /// Meanwhile all of it is held, so that each is other memory.
 const TRIES: u32 = 16;
+
+/// The largest transparent huge page that is taken for parts of it though a smaller page would do.
+/// With base pages of 64 KiB it has 512 MiB, and nearly all of it could stay unused.
+const SHARED_PAGE: u64 = 32 << 20;
+
+/// The part of what is available that is held meanwhile at most: huge pages may have 512 MiB each.
+const HELD_PART: u64 = 2;
 
 /// Memory of which parts are handed out.
 #[derive(Debug, Default)]
@@ -287,25 +294,47 @@ fn hand_out(shared: &Arc<Shared>, id: u64, span: Span) -> ContiguousMemory {
 /// Which kinds of memory to try, and how much: those whose pages hold it, and then those whose
 /// pages may be neighbours.
 fn candidates(shared: &Shared, len: u64, align: u64) -> Vec<(MemoryKind, u64)> {
-    let needed = len.max(align);
-    let thp = MemoryKind::Thp.page_size();
-    let sizes = shared.supply.page_sizes();
+    candidates_of(
+        MemoryKind::Thp.page_size(),
+        sys::page_size(),
+        shared.supply.page_sizes(),
+        len.max(align),
+    )
+}
+
+/// The same, of pages and hugetlb pages of these sizes.
+fn candidates_of(thp: u64, page: u64, sizes: Vec<u64>, needed: u64) -> Vec<(MemoryKind, u64)> {
     let hugetlb = |size: &u64| MemoryKind::of_hugetlb(*size);
     let mut all = Vec::new();
     if needed <= thp {
         all.push((MemoryKind::Thp, thp));
     }
-    if needed <= sys::page_size() {
-        all.push((MemoryKind::Base, sys::page_size()));
+    if needed <= page {
+        all.push((MemoryKind::Base, page));
     }
     let (small, large): (Vec<u64>, Vec<u64>) = sizes.into_iter().partition(|size| *size < needed);
     all.extend(large.iter().filter_map(|size| Some((hugetlb(size)?, *size))));
+    if thp > SHARED_PAGE {
+        all.sort_by_key(|(_, size)| *size);
+    }
     let more = small.iter().rev().filter_map(|size| Some((hugetlb(size)?, *size)));
     let more = more.chain((needed > thp).then_some((MemoryKind::Thp, thp)));
     all.extend(
         more.filter_map(|(kind, size)| Some((kind, lg2::align_up(needed, size.trailing_zeros())?))),
     );
     all
+}
+
+/// How often memory of `len` bytes is made: once at least. Hugetlb pages are set aside and no other
+/// memory.
+fn tries(kind: MemoryKind, len: u64) -> u32 {
+    let available = if kind.is_hugetlb() { None } else { os::available_bytes() };
+    tries_within(available, len)
+}
+
+fn tries_within(available: Option<u64>, len: u64) -> u32 {
+    let fit = available.map_or(u64::MAX, |bytes| bytes / HELD_PART / len.max(1));
+    u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, TRIES)
 }
 
 /// Makes, pins and looks up memory of a kind until `take` takes of it.
@@ -317,7 +346,7 @@ fn find(
 ) -> Result<(Chunk, Span), Tried> {
     let mut held = Vec::new();
     let mut last = None;
-    for times in 1..=TRIES {
+    for times in 1..=tries(kind, len) {
         let made = shared.supply.make(kind, len).map_err(|source| Tried::Memory { kind, source });
         let pinned = made.and_then(|memory| {
             let pinned = FreshMemory::pin(shared, memory);
@@ -342,4 +371,44 @@ fn find(
     }
     // There was at least one, of at least one span.
     Err(last.unwrap_or(Tried::Memory { kind, source: MemoryError::Empty { kind } }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M2: u64 = 2 << 20;
+
+    #[test]
+    fn large_memory_is_tried_as_often_as_half_of_what_is_available_holds() {
+        for (available, len, tries) in [
+            (None, 1 << 29, 16),
+            (Some(1 << 34), M2, 16),
+            (Some(1 << 34), 1 << 29, 16),
+            (Some((1 << 34) - 1), 1 << 29, 15),
+            (Some(3 << 30), 1 << 29, 3),
+            (Some(1 << 29), 1 << 29, 1),
+            (Some(0), 1 << 29, 1),
+        ] {
+            assert_eq!(tries_within(available, len), tries, "{available:?} {len:#x}");
+        }
+    }
+
+    #[test]
+    fn very_large_transparent_pages_come_behind_smaller_pages_that_hold_it() {
+        let hugetlb = |page_lg2| (MemoryKind::Hugetlb { page_lg2 }, 1 << page_lg2);
+        let (small, large) = ((MemoryKind::Hugetlb2M, M2), (MemoryKind::Thp, 1 << 29));
+        let all = [small, large, hugetlb(29), hugetlb(34)];
+        let of_64k = |needed| candidates_of(1 << 29, 64 << 10, vec![M2, 1 << 29, 1 << 34], needed);
+        let base = (MemoryKind::Base, 64 << 10);
+        assert_eq!(of_64k(64 << 10), [&[base][..], &all].concat());
+        assert_eq!(of_64k(1 << 20), all);
+        let neighbours = (MemoryKind::Hugetlb2M, 2 * M2);
+        assert_eq!(of_64k(3 << 20), [&all[1..], &[neighbours]].concat());
+        // Others are shared first.
+        let usual = candidates_of(M2, 4096, vec![M2], 4096);
+        assert_eq!(usual, [(MemoryKind::Thp, M2), (MemoryKind::Base, 4096), small]);
+        let of_16k = candidates_of(32 << 20, 16 << 10, vec![M2], 16 << 10);
+        assert_eq!(of_16k[0], (MemoryKind::Thp, 32 << 20));
+    }
 }

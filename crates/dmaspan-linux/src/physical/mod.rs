@@ -175,8 +175,9 @@ impl PhysicalMemory {
     ///
     /// It is a part of a huge page: of a transparent one where the kernel finds one, of hugetlb
     /// pages of the smallest size that holds it, whichever sizes the kernel has, and of a base page
-    /// for what that holds. Each was looked up after it was pinned. What is longer than all of them
-    /// is found where pages happen to be neighbours.
+    /// for what that holds. Where transparent huge pages have more than 32 MiB, as with base pages
+    /// of 64 KiB, smaller pages come before them. Each was looked up after it was pinned. What is
+    /// longer than all of them is found where pages happen to be neighbours.
     ///
     /// # Errors
     ///

@@ -37,6 +37,8 @@ type Where = dyn Fn(usize, u64) -> Option<Vec<(u64, u64)>> + Send + Sync;
 struct Machine {
     places: Arc<Where>,
     sizes: Vec<u64>,
+    /// A kind that it has none of.
+    without: Option<MemoryKind>,
     /// How many memories were made and pinned, and which of all these steps fails.
     steps: Arc<AtomicUsize>,
     failing: Option<usize>,
@@ -59,6 +61,7 @@ impl Machine {
         Self {
             places: Arc::new(places),
             sizes: Vec::new(),
+            without: None,
             steps: Arc::default(),
             failing: None,
             pins: Arc::default(),
@@ -69,7 +72,12 @@ impl Machine {
 
     /// Memory one behind the other, each contiguous.
     fn contiguous() -> Self {
-        Self::new(|n, len| Some(vec![((1 << 32) + (n as u64) * (64 << 20), len)]))
+        Self::contiguous_from(1 << 32)
+    }
+
+    fn contiguous_from(first: u64) -> Self {
+        let apart = MemoryKind::Thp.page_size().max(64 << 20);
+        Self::new(move |n, len| Some(vec![(first + (n as u64) * apart, len)]))
     }
 
     fn memory(&self) -> PhysicalMemory {
@@ -88,7 +96,7 @@ impl Machine {
 impl Supply for Machine {
     fn make(&self, kind: MemoryKind, len: u64) -> Result<Memory, MemoryError> {
         self.kinds.lock().push((kind, len));
-        if self.fails() {
+        if self.without == Some(kind) || self.fails() {
             return Err(MemoryError::System { kind, len, errno: Errno::ENOMEM });
         }
         // Their pages do not matter.
@@ -171,8 +179,15 @@ fn parts_are_disjoint_aligned_zeroed_and_given_back_whole() {
     }
     let chunks = || memory.shared.chunks.count();
     let chunk = MemoryKind::Thp.page_size();
-    assert!(chunks() > 0 && machine.pinned() == chunks() as u64 * chunk);
-    assert!(chunk > M2 || chunks() > 1);
+    if chunk > 32 << 20 {
+        // One holds all from the first on that no base page holds.
+        let (large, rest) = (machine.pinned() / chunk, machine.pinned() % chunk);
+        assert!(large <= 1 && chunks() > 0);
+        assert_eq!(rest, (chunks() as u64 - large) * crate::sys::page_size());
+    } else {
+        assert!(chunks() > 0 && machine.pinned() == chunks() as u64 * chunk);
+        assert!(chunk > M2 || chunks() > 1);
+    }
     held.clear();
     assert_eq!((chunks(), machine.pinned()), (0, 0));
     // Nothing is known there any more.
@@ -261,7 +276,8 @@ fn memory_that_lies_too_high_is_held_until_other_memory_was_found() {
 
 #[test]
 fn the_nth_step_fails_and_the_next_pages_are_tried_with_nothing_left_behind() {
-    // A transparent page is made and pinned, and where that fails a base page.
+    // A transparent page is made and pinned, and where that fails a base page; or the other way
+    // round, where a transparent page is very large.
     for n in 0..4 {
         let mut machine = Machine::contiguous();
         machine.failing = Some(n);
@@ -277,7 +293,12 @@ fn the_nth_step_fails_and_the_next_pages_are_tried_with_nothing_left_behind() {
     let memory = machine.memory();
     let error = memory.allocate(PAGE, PAGE, ANY).unwrap_err();
     let PhysicalError::None { tried, .. } = &error else { panic!("{error}") };
-    assert!(matches!(tried[..], [Tried::Pin { kind: MemoryKind::Thp, .. }, Tried::Pin { .. }]));
+    let [Tried::Pin { kind: first, .. }, Tried::Pin { kind: second, .. }] = tried[..] else {
+        panic!("{error}")
+    };
+    let is_shared = MemoryKind::Thp.page_size() <= 32 << 20;
+    let (thp, base) = (MemoryKind::Thp, MemoryKind::Base);
+    assert_eq!((first, second), if is_shared { (thp, base) } else { (base, thp) });
     let refused = PinBufferError::<LinuxPinError>::Pinned {
         user: dmaspan::UserRange::point(dmaspan::UserAddr::new(0)),
         got: 0,
@@ -303,29 +324,30 @@ fn bad_requests_are_refused_before_anything_is_made() {
 
 #[test]
 fn memory_is_pinned_once_and_parts_of_it_share_the_pin() {
+    let page = crate::sys::page_size();
     // In two pieces, the second below the first.
     let machine = Machine::new(|_, len| Some(vec![(1 << 33, len / 2), (1 << 32, len / 2)]));
     let memory = machine.memory();
-    let user = Arc::new(Memory::new(MemoryKind::Base, 4 * PAGE).unwrap());
+    let user = Arc::new(Memory::new(MemoryKind::Base, 4 * page).unwrap());
     let whole = memory.pin(&user).unwrap();
     let error = memory.pin(&user).unwrap_err();
     assert!(matches!(error, PhysicalError::Known { .. }), "{error}");
-    assert_eq!((error.errno(), machine.pinned()), (Errno::EEXIST, 4 * PAGE));
+    assert_eq!((error.errno(), machine.pinned()), (Errno::EEXIST, 4 * page));
     let spans = |part: &PinnedMemory| {
         part.spans().map(|span| (span.paddr().get(), span.len())).collect::<Vec<_>>()
     };
-    let low = whole.part(PAGE + 8, 100).unwrap();
-    assert_eq!(spans(&low), [((1 << 33) + PAGE + 8, 100)]);
-    let across = whole.part(PAGE, 2 * PAGE).unwrap();
-    assert_eq!(spans(&across), [((1 << 33) + PAGE, PAGE), (1 << 32, PAGE)]);
-    let inner = across.part(PAGE - 8, 16).unwrap();
-    assert_eq!(spans(&inner), [((1 << 33) + 2 * PAGE - 8, 8), (1 << 32, 8)]);
-    assert_eq!((inner.offset(), inner.len(), inner.pieces().len()), (2 * PAGE - 8, 16, 2));
-    for (offset, len) in [(0, 0), (2 * PAGE, 1), (0, 2 * PAGE + 1), (u64::MAX, 2)] {
+    let low = whole.part(page + 8, 100).unwrap();
+    assert_eq!(spans(&low), [((1 << 33) + page + 8, 100)]);
+    let across = whole.part(page, 2 * page).unwrap();
+    assert_eq!(spans(&across), [((1 << 33) + page, page), (1 << 32, page)]);
+    let inner = across.part(page - 8, 16).unwrap();
+    assert_eq!(spans(&inner), [((1 << 33) + 2 * page - 8, 8), (1 << 32, 8)]);
+    assert_eq!((inner.offset(), inner.len(), inner.pieces().len()), (2 * page - 8, 16, 2));
+    for (offset, len) in [(0, 0), (2 * page, 1), (0, 2 * page + 1), (u64::MAX, 2)] {
         assert!(across.part(offset, len).is_err(), "{offset:#x} {len:#x}");
     }
     drop((whole, low, across));
-    assert_eq!(machine.pinned(), 4 * PAGE);
+    assert_eq!(machine.pinned(), 4 * page);
     drop(inner);
     assert_eq!((machine.pinned(), Arc::strong_count(&user)), (0, 1));
     drop(memory.pin(&user).unwrap());
@@ -381,10 +403,14 @@ fn a_direct_device_bounces_through_pinned_slots_with_every_byte_where_it_belongs
 #[test]
 fn a_pool_is_of_what_there_is_and_grows_by_pinned_memory() {
     // No more than a huge page is contiguous, and no two touch.
-    let machine = Machine::new(|n, len| {
+    let mut machine = Machine::new(|n, len| {
         let spans = (0..len / M2).map(|k| ((n as u64 + 1) << 33 | k << 28, M2)).collect();
         Some(if len < M2 { vec![((n as u64 + 1) << 33, len)] } else { spans })
     });
+    if MemoryKind::Thp.page_size() > M2 {
+        // Then those of 2 MiB are of hugetlb.
+        (machine.sizes, machine.without) = (vec![M2], Some(MemoryKind::Thp));
+    }
     let memory = machine.memory();
     let slots = memory.bounce(3 * M2, ANY).unwrap();
     assert_eq!((slots.spans().len(), slots.len()), (3, 3 * M2));
@@ -508,7 +534,7 @@ fn what_is_pinned_nowhere_is_not_copied() {
 #[test]
 fn what_another_has_pinned_gets_no_slot() {
     let memory = Machine::contiguous().memory();
-    let other = Machine::new(|n, len| Some(vec![((1 << 40) + (n as u64) * (64 << 20), len)]));
+    let other = Machine::contiguous_from(1 << 40);
     let pin = |memory: &PhysicalMemory| {
         let user = Memory::new(MemoryKind::Base, crate::sys::page_size());
         memory.pin(&Arc::new(user.unwrap())).unwrap()

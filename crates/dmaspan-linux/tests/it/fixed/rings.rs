@@ -127,6 +127,7 @@ fn an_unregistered_read_finds_the_same_bytes_and_needs_the_ring_s_own_pool() {
     let other = base(16 << 10, 1);
     let refused = ring.read_unregistered(other.take().unwrap(), 0..1, &file, 0, 3).unwrap_err();
     assert_eq!(refused.error, OperationError::OtherPool);
-    let refused = ring.read_unregistered(pool.take().unwrap(), 0..16385, &file, 0, 3).unwrap_err();
+    let beyond = 0..pool.slice_len() + 1;
+    let refused = ring.read_unregistered(pool.take().unwrap(), beyond, &file, 0, 3).unwrap_err();
     assert!(matches!(refused.error, OperationError::Outside { .. }));
 }

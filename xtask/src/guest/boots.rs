@@ -414,6 +414,17 @@ pub(super) const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
+        name: "vfio-user-viommu-whole",
+        on: &[On::Named(&["newest"])],
+        qemu: SERVED,
+        memory: "1G",
+        cmdline: "iommu.strict=1",
+        seconds: 3600,
+        commands: &["dmaspan-guest served write random files reset"],
+        served: Served::Judged,
+        ..PLAIN
+    },
+    Boot {
         name: "vfio-user-iops",
         on: &[On::Named(&["newest"])],
         qemu: SERVED,

@@ -82,8 +82,8 @@ impl Machine<'_> {
             Iommu::Virtio => {
                 "vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1"
             }
-            // A BAR that is smaller than a page has no other's registers in its page then, and is as
-            // long as that. Of the function at 00:06.0 a case wants one that is smaller.
+            // A BAR that is smaller than a page has no other's registers in its page then, and is
+            // as long as that. Of the function at 00:06.0 a case wants one that is smaller.
             Iommu::Smmu => "pci=resource_alignment=00:05.0;00:07.0;00:08.0",
         };
         // A word of a module that there is not: the kernel passes it over.

@@ -16,7 +16,7 @@ use std::process::Command;
 
 use crate::debian::{cannot_write, output_of};
 use crate::parts::Parts;
-use crate::{Checked, Outcome};
+use crate::{Checked, Outcome, hw};
 
 /// The parts, in the order in which they run.
 const PARTS: [&str; 5] = ["planted", "miri", "big-endian", "thread", "address"];
@@ -264,6 +264,7 @@ fn address() -> Result<(), String> {
     let mut test = nightly(&["test", "--quiet", "-p", "dmaspan-linux", "-p", "dmaspan-qemu"]);
     test.args(["--lib", "--tests", "--no-fail-fast"]);
     with_sanitizer(&mut test, "address");
+    hw::against(&mut test, &hw::ready()?);
     test.arg("--");
     for (name, why) in NOT_WITH_ADDRESS {
         crate::say(&format!("   SKIP {name}: {why}"));

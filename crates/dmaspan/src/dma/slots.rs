@@ -245,10 +245,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         slots: Option<&Slots<B::Slot>>,
         room: &'r mut [Span; STRETCHES],
     ) -> Result<&'r [Span], Error> {
-        if slots.is_none() {
-            room[0] = self.granules(span)?.0;
-            return Ok(&room[..1]);
-        }
         let mut count = 0;
         for (whole, stretch) in room.iter_mut().zip(self.stretches(span, slots, 0, span.len())) {
             *whole = self.granules(stretch.span)?.0;

@@ -19,9 +19,13 @@ impl<const BATCH: usize> Room<BATCH> {
         if count <= FEW { Self::Few(SpanBuf::room()) } else { Self::Many(SpanBuf::room()) }
     }
 
-    /// The first so many places.
+    /// The first so many places, `BATCH` at most. Room for few becomes room for many where it has
+    /// to, and stays that.
     #[inline(always)]
     pub(super) fn first(&mut self, count: usize) -> &mut [Span] {
+        if count > FEW && matches!(self, Self::Few(_)) {
+            *self = Self::Many(SpanBuf::room());
+        }
         match self {
             Self::Few(spans) => &mut spans[..count],
             Self::Many(spans) => &mut spans[..count],

@@ -89,8 +89,9 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
     ) -> TakenDown {
         let domains = self.domains;
         domains.gathering(&mut |gathers| {
+            // What it costs to clear is paid once for all batches.
+            let mut room = Room::<BATCH>::new(0);
             while self.next_batch(claim) {
-                let mut room = Room::<BATCH>::new(self.reserved);
                 let mut buf = SpanBuf::new(room.first(self.reserved));
                 self.gather(gathers, &mut buf, marks.as_deref_mut());
                 self.detach_tables(gathers);

@@ -1,8 +1,11 @@
 //! A registration makes a pin: memory registered with io_uring, or locked.
 //!
 //! A registered buffer is the long-term pin that an ordinary process can have: its pages keep their
-//! frames (io_uring_register(2), `IORING_REGISTER_BUFFERS`). All pins of a pinner share one ring,
-//! whose buffer table is filled and emptied slot by slot, so a pin costs no file descriptor.
+//! frames (io_uring_register(2), `IORING_REGISTER_BUFFERS`). A pinner's pins share rings, whose
+//! tables of buffers are filled and emptied slot by slot, so a pin costs no file descriptor. The
+//! tables are short, and a pinner has more of them as it has more pins: for each huge page of a
+//! buffer the kernel looks through all of the table, so as to count none twice
+//! (io_uring/rsrc.c, `headpage_already_acct`).
 //!
 //! Sparse tables need Linux 5.19. Older kernels lack them, and containers often forbid io_uring.
 //! Then memory is locked (mlock(2)): it stays resident, and the kernel may still move it to other
@@ -10,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use dmaspan::{Errno, UserRange};
 
@@ -39,13 +42,31 @@ impl fmt::Display for PinMethod {
     }
 }
 
-/// The slots of the ring's buffer table: the most that Linux allows (`IORING_MAX_REG_BUFFERS`).
+/// The most slots that Linux allows a table (`IORING_MAX_REG_BUFFERS`), and that a pinner has.
 pub(crate) const SLOTS: u32 = 1 << 14;
+/// The slots of each of a pinner's tables. A GiB of huge pages is registered in a tenth of the time
+/// that a table of all slots takes.
+const TABLE_SLOTS: u32 = 1 << 9;
 
 /// The longest buffer, in bytes. Kernels before the limit was raised refuse more than 1 GiB, and a
 /// system call for each GiB costs nothing beside pinning it. Buffers are cut at multiples of it, so
 /// that no huge page is in two of them.
 pub(crate) const CHUNK: u64 = 1 << 30;
+
+/// The longest buffer of a range of up to [`SHORT_RANGE`]. The kernel writes down each page of a
+/// buffer before it notes any: of 64 MiB these are 128 KiB, which stay in a CPU's cache, and base
+/// pages are pinned in two thirds of the time that buffers of 1 GiB take.
+const SHORT_CHUNK: u64 = 64 << 20;
+/// The longest range whose buffers are short, which leaves a pinner room for 16 such ranges.
+const SHORT_RANGE: u64 = 64 << 30;
+
+/// The longest buffer of a range.
+fn chunk_of(range: UserRange) -> u64 {
+    match range.checked_len() {
+        Some(..=SHORT_RANGE) => SHORT_CHUNK,
+        _ => CHUNK,
+    }
+}
 
 /// The reason why memory was not pinned, or cannot be. Nothing stays pinned by the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,9 +98,9 @@ pub enum RegisterError {
         /// The range asked for.
         range: UserRange,
     },
-    /// The ring's buffer table is full.
+    /// All buffers of the pinner are in use.
     #[error(
-        "pinning {range} needs {needed} of the {limit} buffers of a ring, but only {free} are \
+        "pinning {range} needs {needed} of the {limit} buffers of a pinner, but only {free} are \
          free: unpin something, or use another pinner"
     )]
     TableFull {
@@ -89,7 +110,7 @@ pub enum RegisterError {
         needed: u32,
         /// How many are free.
         free: u32,
-        /// How many a ring has.
+        /// How many a pinner has.
         limit: u32,
     },
     /// The kernel refused the memory: `EFAULT` where not all of it is mapped writable, `EOPNOTSUPP`
@@ -159,7 +180,7 @@ fn setup_advice(errno: Errno) -> &'static str {
 /// Makes and ends pins, by one method.
 #[derive(Debug)]
 pub(crate) enum Registrar {
-    IoUring { table: Box<BufferTable>, slots: Slots },
+    IoUring(Tables),
     Mlock,
 }
 
@@ -175,15 +196,17 @@ pub(crate) struct Registration {
 impl Registrar {
     /// Pins by registering with a ring.
     pub(crate) fn io_uring() -> Result<Self, RegisterError> {
-        let table =
-            BufferTable::new(SLOTS).map_err(|errno| RegisterError::Unavailable { errno })?;
-        Ok(Self::IoUring { table: Box::new(table), slots: Slots::new() })
+        let tables = Tables::new();
+        // Whether there are rings shows with the first.
+        let slot = tables.take(1).map_err(|error| error.unavailable())?;
+        tables.give_back(&slot);
+        Ok(Self::IoUring(tables))
     }
 
     /// How memory is pinned.
     pub(crate) fn method(&self) -> PinMethod {
         match self {
-            Self::IoUring { .. } => PinMethod::IoUring,
+            Self::IoUring(_) => PinMethod::IoUring,
             Self::Mlock => PinMethod::Mlock,
         }
     }
@@ -200,8 +223,8 @@ impl Registrar {
         let offset = usize::try_from(offset).map_err(too_long)?;
         let len = usize::try_from(len).map_err(too_long)?;
         match self {
-            Self::IoUring { table, slots } => {
-                let slots = fill_slots(table, slots, memory, range)?;
+            Self::IoUring(tables) => {
+                let slots = fill_slots(tables, memory, range)?;
                 Ok(Registration { offset, len, slots })
             }
             Self::Mlock => {
@@ -227,8 +250,8 @@ impl Registrar {
     ) -> Result<(), Errno> {
         let Registration { offset, len, slots: filled } = registration;
         match self {
-            Self::IoUring { table, slots } => {
-                filled.into_iter().map(|slot| slots.empty(table, slot)).fold(Ok(()), Result::and)
+            Self::IoUring(tables) => {
+                filled.into_iter().map(|slot| tables.empty(slot)).fold(Ok(()), Result::and)
             }
             Self::Mlock => {
                 let Ok(range) = memory.sub_range(to_u64(offset), to_u64(len)) else {
@@ -245,38 +268,36 @@ impl Registrar {
 
 /// Registers a range, a slot for each chunk.
 fn fill_slots(
-    table: &BufferTable,
-    slots: &Slots,
+    tables: &Tables,
     memory: &Memory,
     range: UserRange,
 ) -> Result<Vec<u32>, RegisterError> {
     let base = memory.user_range().start().get();
     let (mut at, last) = (range.start().get(), range.last().get());
-    let needed = u32::try_from(last / CHUNK - at / CHUNK + 1).unwrap_or(u32::MAX);
-    let filled = slots.take(needed).map_err(|free| RegisterError::TableFull {
-        range,
-        needed,
-        free,
-        limit: SLOTS,
+    let chunk = chunk_of(range);
+    let needed = u32::try_from(last / chunk - at / chunk + 1).unwrap_or(u32::MAX);
+    let filled = tables.take(needed).map_err(|error| match error {
+        TakeError::Full { free } => RegisterError::TableFull { range, needed, free, limit: SLOTS },
+        TakeError::Unavailable { errno } => RegisterError::Unavailable { errno },
     })?;
     for (count, slot) in filled.iter().enumerate() {
         // The chunk's last byte: the top of the space is in no memory, so nothing wraps.
-        let chunk_last = last.min(at | (CHUNK - 1));
+        let chunk_last = last.min(at | (chunk - 1));
         let offset = usize::try_from(at - base);
         let len = usize::try_from(chunk_last - at + 1);
         let result = match (offset, len) {
             (Ok(offset), Ok(len)) => memory
                 .mapping()
                 .part(offset, len)
-                .and_then(|start| table.fill(*slot, Buffer { start, len })),
+                .and_then(|start| tables.fill(*slot, Buffer { start, len })),
             _ => Err(Errno::EINVAL),
         };
         if let Err(errno) = result {
             let (done, untouched) = filled.split_at(count);
-            slots.give_back(untouched);
+            tables.give_back(untouched);
             for slot in done {
                 // A slot that cannot be emptied is never used again.
-                let _ = slots.empty(table, *slot);
+                let _ = tables.empty(*slot);
             }
             return Err(RegisterError::of(range, errno));
         }
@@ -285,36 +306,89 @@ fn fill_slots(
     Ok(filled)
 }
 
-/// The slots of a table that are free.
+/// Tables of buffers, whose slots are numbered through.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    /// Has room for all slots, so that giving back allocates nothing.
+pub(crate) struct Tables {
+    /// Each is made when a slot of it is taken first.
+    tables: Box<[OnceLock<BufferTable>]>,
+    /// The slots that are free. It has room for all, so that giving back allocates nothing.
     free: Mutex<Vec<u32>>,
 }
 
-impl Slots {
+/// The reason why there are no slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakeError {
+    Full { free: u32 },
+    Unavailable { errno: Errno },
+}
+
+impl TakeError {
+    /// The error of the first slot, of which there are many.
+    fn unavailable(self) -> RegisterError {
+        match self {
+            Self::Full { .. } => RegisterError::Unavailable { errno: Errno::ENOMEM },
+            Self::Unavailable { errno } => RegisterError::Unavailable { errno },
+        }
+    }
+}
+
+impl Tables {
     fn new() -> Self {
+        let tables = (0..SLOTS / TABLE_SLOTS).map(|_| OnceLock::new()).collect();
         // The lowest slot is taken first.
-        Self { free: Mutex::new((0..SLOTS).rev().collect()) }
+        Self { tables, free: Mutex::new((0..SLOTS).rev().collect()) }
     }
 
-    /// Takes `count` slots, or says how many are free.
-    fn take(&self, count: u32) -> Result<Vec<u32>, u32> {
+    /// Takes `count` slots, and makes the tables that they are of.
+    fn take(&self, count: u32) -> Result<Vec<u32>, TakeError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let left = usize::try_from(count).ok().and_then(|count| free.len().checked_sub(count));
-        match left {
-            Some(left) => Ok(free.split_off(left)),
-            None => Err(u32::try_from(free.len()).unwrap_or(SLOTS)),
+        let Some(left) = left else {
+            return Err(TakeError::Full { free: u32::try_from(free.len()).unwrap_or(SLOTS) });
+        };
+        let taken = free.split_off(left);
+        let made = taken.iter().try_for_each(|slot| match self.place(*slot) {
+            Some((table, _)) if table.get().is_none() => {
+                // Tables are made under the lock alone, so nobody made it meanwhile.
+                BufferTable::new(TABLE_SLOTS).map(|made| _ = table.set(made))
+            }
+            _ => Ok(()),
+        });
+        match made {
+            Ok(()) => Ok(taken),
+            Err(errno) => {
+                free.extend(taken);
+                Err(TakeError::Unavailable { errno })
+            }
         }
+    }
+
+    /// The table of a slot, and the slot's number there.
+    fn place(&self, slot: u32) -> Option<(&OnceLock<BufferTable>, u32)> {
+        let table = usize::try_from(slot / TABLE_SLOTS).ok()?;
+        Some((self.tables.get(table)?, slot % TABLE_SLOTS))
+    }
+
+    /// The table of a slot that was taken, and the slot's number there.
+    fn taken(&self, slot: u32) -> Result<(&BufferTable, u32), Errno> {
+        let place = self.place(slot).and_then(|(table, slot)| Some((table.get()?, slot)));
+        place.ok_or(Errno::EINVAL)
+    }
+
+    /// Registers memory in a slot that was taken.
+    fn fill(&self, slot: u32, buffer: Buffer) -> Result<(), Errno> {
+        let (table, slot) = self.taken(slot)?;
+        table.fill(slot, buffer)
     }
 
     fn give_back(&self, slots: &[u32]) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(slots);
     }
 
-    /// Empties a slot of the table and gives it back. One that cannot be emptied stays taken.
-    fn empty(&self, table: &BufferTable, slot: u32) -> Result<(), Errno> {
-        table.empty(slot)?;
+    /// Empties a slot and gives it back. One that cannot be emptied stays taken.
+    fn empty(&self, slot: u32) -> Result<(), Errno> {
+        let (table, at) = self.taken(slot)?;
+        table.empty(at)?;
         self.give_back(&[slot]);
         Ok(())
     }

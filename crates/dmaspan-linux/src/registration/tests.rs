@@ -72,12 +72,50 @@ fn lock_counts_agree_with_one_count_for_each_page() {
 }
 
 #[test]
-fn a_full_table_is_refused_and_says_how_many_are_free() {
-    let slots = Slots::new();
-    let taken = slots.take(SLOTS - 1).unwrap();
-    assert_eq!(slots.take(2), Err(1));
-    slots.give_back(&taken);
-    assert_eq!(slots.take(SLOTS).unwrap().len(), 1 << 14);
+fn full_tables_are_refused_and_say_how_many_slots_are_free() {
+    let tables = match Registrar::io_uring() {
+        Ok(Registrar::IoUring(tables)) => tables,
+        Ok(Registrar::Mlock) => unreachable!(),
+        Err(error) => return eprintln!("SKIP: {error}"),
+    };
+    let made = || tables.tables.iter().filter(|table| table.get().is_some()).count();
+    assert_eq!(made(), 1);
+    let first = tables.take(TABLE_SLOTS).unwrap();
+    assert_eq!(made(), 1);
+    // The lowest slots are taken first, so tables are made one after the other.
+    let next = tables.take(1).unwrap();
+    assert_eq!((next[0], made()), (TABLE_SLOTS, 2));
+    let rest = tables.take(SLOTS - TABLE_SLOTS - 2).unwrap();
+    assert_eq!(tables.take(2), Err(TakeError::Full { free: 1 }));
+    [first, next, rest].iter().for_each(|slots| tables.give_back(slots));
+    assert_eq!(tables.take(SLOTS).unwrap().len(), 1 << 14);
+}
+
+#[test]
+fn memory_of_each_table_is_pinned_and_let_go() {
+    let registrar = match Registrar::io_uring() {
+        Ok(registrar) => registrar,
+        Err(error) => return eprintln!("SKIP: {error}"),
+    };
+    let Registrar::IoUring(tables) = &registrar else { unreachable!() };
+    let memory = memory(1);
+    let pins = || (0..TABLE_SLOTS + 2).map(|_| registrar.register(&memory, memory.user_range(), 0));
+    let pins: Vec<_> = pins().map(Result::unwrap).collect();
+    assert_eq!(pins.last().unwrap().slots, [TABLE_SLOTS + 1]);
+    for pin in pins {
+        registrar.unregister(&memory, pin).unwrap();
+    }
+    assert_eq!(tables.free.lock().unwrap().len(), 1 << 14);
+    // A slot that holds memory still cannot be had: the same number is taken again at once.
+    let again = registrar.register(&memory, memory.user_range(), 0).unwrap();
+    registrar.unregister(&memory, again).unwrap();
+}
+
+#[test]
+fn buffers_are_short_as_long_as_a_ring_has_room_for_many() {
+    let chunk = |len: u64| chunk_of(UserRange::from_len(dmaspan::UserAddr::new(0), len).unwrap());
+    assert_eq!((chunk(4096), chunk(64 << 30)), (64 << 20, 64 << 20));
+    assert_eq!((chunk((64 << 30) + 4096), chunk(1 << 46)), (1 << 30, 1 << 30));
 }
 
 #[test]
@@ -87,13 +125,13 @@ fn slots_of_a_failed_registration_are_free_again() {
         Err(error) => return eprintln!("SKIP: {error}"),
     };
     let memory = memory(4);
-    let Registrar::IoUring { slots, table } = &registrar else { unreachable!() };
-    let free = || slots.free.lock().unwrap().len();
+    let Registrar::IoUring(tables) = &registrar else { unreachable!() };
+    let free = || tables.free.lock().unwrap().len();
     let before = free();
     // The kernel refuses what is not mapped; this range starts in the memory and ends beyond it.
     let whole = memory.user_range();
     let beyond = UserRange::from_len(whole.start(), 3 << 30).unwrap();
-    let error = fill_slots(table, slots, &memory, beyond).unwrap_err();
+    let error = fill_slots(tables, &memory, beyond).unwrap_err();
     assert!(matches!(error, RegisterError::Refused { errno: Errno::EFAULT, .. }), "{error}");
     assert_eq!(free(), before);
     let registration = registrar.register(&memory, whole, 0).unwrap();

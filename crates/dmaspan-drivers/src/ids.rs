@@ -57,9 +57,11 @@ impl<L: RawMutex> Ids<L> {
 
 #[cfg(test)]
 mod tests {
+    use dmaspan::platform::Flag;
+
     use super::*;
 
-    type Numbers = Ids<parking_lot::RawMutex>;
+    type Numbers = Ids<Flag>;
 
     #[test]
     fn each_number_has_one_owner_and_comes_back() {

@@ -33,6 +33,8 @@
 #![no_std]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 pub mod amd_vi;
 pub mod arm_smmu;

@@ -1,33 +1,53 @@
 //! Four of the drivers have a ring of commands. This keeps the positions of driver and hardware in
 //! it, and decides which batches an error fails.
 //!
-//! A driver places a batch of commands under the ring's lock, with a fence behind it by which
-//! hardware says that all are done. It waits without the lock, which it takes for each look. A
-//! driver's [`Consumer`] has what differs: how hardware is told of the tail and asked for its head,
-//! how a fence is known to be done (by the head, or by a number that hardware stores), and how
-//! hardware that stopped goes on.
+//! A driver's [`Consumer`] has what differs: how hardware is told of the tail and asked for its
+//! head, how a fence is known to be done (by the head, or by a number that hardware stores), and
+//! how hardware that stopped goes on.
+//!
+//! **Who waits for whom.** Callers place commands under a lock that is held for the stores and for
+//! telling hardware, and by nobody who waits. A caller that waits looks at positions that are
+//! there, and takes no lock for it. One of them at a time asks hardware, whose registers answer
+//! slowly, and stores what it heard for all; where another one asks already, nobody waits for it.
+//! (Linux's arm-smmu-v3.c also places without a lock. Its callers then wait for each other before
+//! hardware may be told, and most of what a caller does here under the lock is the same work.)
+//!
+//! **Fences.** A batch is done when a fence behind it is. As long as hardware has fewer than two
+//! fences to do, a batch brings its own. Otherwise it waits without one until hardware is done with
+//! the older fence, and one fence then stands behind the batches of all who came meanwhile. So
+//! nobody waits for a fence longer than for two, and the fences of a batch fall as threads rise.
 //!
 //! **Recovery.** Hardware stops at a bad command. Which one that was is not known for sure, and
-//! what is left in the ring may be as bad. So the driver that sees the error [spoils](State::spoil)
-//! all that was placed, under the lock and before it lets hardware go on: each batch that began
-//! before has failed.
+//! what is left in the ring may be as bad. So the driver that sees the error
+//! [spoils](Locked::spoil) all that was placed, while nobody places and before it lets hardware go
+//! on: each batch that began before has failed.
 //!
 //! These may be too many: a batch may have been done that nobody had seen done yet. Its caller then
 //! takes memory for reachable that no device reaches any more. They are never too few: the batch
 //! with the bad command was placed before hardware met it, and hardware does not get to that
-//! batch's end before it goes on. By then the batch is among the spoiled ones, and [`Ring::wait`]
-//! asks that first, under the same lock. A batch that is placed afterwards has no command among
-//! those that were passed over; one that is placed in parts begins with its first command.
+//! batch's end before it goes on. By then the batch is among the spoiled ones, and a caller that
+//! waits asks for these after it saw how far hardware is. A batch that is placed afterwards has no
+//! command among those that were passed over; one that is placed in parts begins with its first
+//! command.
+
+#[cfg(test)]
+mod tests;
 
 use core::fmt;
-use core::ops::Range;
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use dmaspan::iommu::HardwareError;
 use dmaspan::lg2;
 use lock_api::{Mutex, MutexGuard};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::host::{Host, poll};
 use crate::structure::Words;
+
+/// How far apart the ends of what waits may be, so that half a position tells them apart.
+const DISTANCE: u64 = 1 << 31;
 
 /// How hardware tells a full ring from an empty one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,19 +69,31 @@ pub(crate) trait Consumer<H: Host> {
     /// Tells hardware that it may take all commands before the position `tail`.
     fn tell(&self, ring: &Ring<H>, tail: u64);
 
-    /// Returns whether there is room for `needed` commands. Asks hardware where there was none when
-    /// it was asked last.
-    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError>;
+    /// Returns how far all is done, as memory says: a fence that ends there or before is done.
+    fn done(&self, ring: &Ring<H>) -> u64;
 
-    /// Looks up to where all is done, and lets hardware go on that has stopped.
-    fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError>;
+    /// Asks hardware whether it has stopped, and returns what it says then. Asks how far it is as
+    /// well, where that is how fences are known to be done, and for [`Need::Room`].
+    fn ask(&self, asking: &Asking<'_, H>, need: Need) -> Result<Option<u32>, HardwareError>;
+
+    /// Lets hardware go on that has stopped, by what it said.
+    fn recover(&self, locked: &mut Locked<'_, H>, stopped: u32) -> Result<(), HardwareError>;
 
     /// The error of a batch that has failed, by what hardware said then.
     fn failed(&self, status: u32) -> HardwareError;
 
     /// The error of a batch that hardware had no room for, or was not done with, in time. `start`
-    /// is where the batch begins, if a command of it was placed. The lock is not held.
+    /// is where the batch begins, if a command of it was placed. No lock is held.
     fn stuck(&self, at: Stuck, start: Option<u64>) -> HardwareError;
+}
+
+/// What a caller has to know of hardware.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// How many commands it has fetched: there is no room.
+    Room,
+    /// Whether it is done with what is waited for.
+    Done,
 }
 
 /// A command, by its words.
@@ -98,6 +130,17 @@ enum Left {
     Nothing,
 }
 
+/// Commands that were placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    /// Where it begins.
+    pub(crate) start: u64,
+    /// The position behind its last command.
+    pub(crate) end: u64,
+    /// The end of the first fence behind it, if it brought one.
+    pub(crate) fence: Option<u64>,
+}
+
 /// Commands of two words, and where each party is.
 ///
 /// Positions count all commands ever placed, so that they never wrap; a place is one modulo the
@@ -111,89 +154,106 @@ pub(crate) struct Ring<H: Host> {
     /// The bits of a place, and of an [index](Self::index).
     places: u64,
     indices: u64,
-    state: Mutex<H::Lock, State>,
+    placed: Placed<H>,
+    seen: Seen<H>,
 }
 
-/// A ring that nobody else places commands in meanwhile, or looks at.
-pub(crate) struct Locked<'a, H: Host> {
-    pub(crate) ring: &'a Ring<H>,
-    pub(crate) state: MutexGuard<'a, H::Lock, State>,
-}
-
-/// The positions of driver and hardware in a [`Ring`].
-#[derive(Default)]
-pub(crate) struct State {
+/// What those store who place commands. It has lines of the cache for itself.
+#[repr(align(128))]
+struct Placed<H: Host> {
+    /// It is held to place commands, and not to wait for anything.
+    lock: Mutex<H::Lock, ()>,
     /// Where the next command goes.
-    pub(crate) tail: u64,
+    tail: AtomicU64,
+    /// The ends of the last fence and of the one before it.
+    last_fence: AtomicU64,
+    older_fence: AtomicU64,
+    /// Callers gave up to wait for fences up to this one: they may never be done.
+    given_up: AtomicU64,
+}
+
+/// What those store who ask hardware. It has lines of the cache for itself.
+#[repr(align(128))]
+struct Seen<H: Host> {
+    /// Who has it asks hardware. Nobody waits for it but who handles an error; it comes before the
+    /// lock of those who place.
+    lock: Mutex<H::Lock, ()>,
+    /// Whether somebody has it, most probably: others look at this first, since to try a lock takes
+    /// its line of the cache.
+    is_asked: AtomicBool,
     /// Hardware has fetched all commands before this one, as far as was seen.
-    pub(crate) head: u64,
-    /// All before this one are done or have failed, as far as hardware has
-    /// [stored](Self::stored) it.
-    pub(crate) done: u64,
+    head: AtomicU64,
+    /// All before this one are done or have failed, as far as it was noted.
+    done: AtomicU64,
     /// Batches that begin before this one have failed.
-    pub(crate) spoiled: u64,
+    spoiled: AtomicU64,
     /// What hardware said then.
-    status: u32,
+    status: AtomicU32,
 }
 
-impl State {
-    /// Fails all batches that were placed; `status` is what hardware said. See the module.
-    pub(crate) fn spoil(&mut self, status: u32) {
-        self.spoiled = self.tail;
-        // Those that are not carried out never store their number.
-        self.done = self.tail;
-        self.status = status;
+/// A ring whose hardware nobody else asks meanwhile.
+pub(crate) struct Asking<'a, H: Host> {
+    pub(crate) ring: &'a Ring<H>,
+}
+
+/// A ring that nobody else places commands in meanwhile, or asks the hardware of.
+pub(crate) struct Locked<'a, H: Host>(Asking<'a, H>);
+
+type Guard<'a, H> = MutexGuard<'a, <H as Host>::Lock, ()>;
+
+impl<'a, H: Host> Asking<'a, H> {
+    fn new(ring: &'a Ring<H>, _asking: &'a Guard<'_, H>) -> Self {
+        Self { ring }
     }
 
-    /// Takes note of a number that hardware stored: the lower `bits` of the end of a batch that is
-    /// done, which tell it from all others as long as fewer commands are not.
+    /// Takes note of the head that hardware says, as an [index](Ring::index). `false`, and nothing,
+    /// where no command is there that it was to fetch.
     #[inline]
-    pub(crate) fn stored(&mut self, number: u64, bits: u32) {
-        // The last position up to the tail with those bits. What is not among those that are waited
-        // for is an old one, or nothing that hardware was told to store.
-        let back = self.tail.wrapping_sub(number) & lg2::mask(bits);
-        if back < self.tail - self.done {
-            self.done = self.tail - back;
+    pub(crate) fn advance(&self, head: u64) -> bool {
+        let known = self.ring.head();
+        let step = self.ring.index(head.wrapping_sub(known));
+        // It is loaded after hardware was asked, and so not before what hardware has fetched.
+        let possible = step <= self.ring.tail() - known;
+        if possible && step > 0 {
+            self.ring.seen.head.store(known + step, Ordering::Release);
         }
-    }
-
-    /// Whether nobody waits for a batch any more: it has failed, or its end was stored.
-    #[inline]
-    pub(crate) fn is_over(&self, batch: &Range<u64>) -> bool {
-        batch.start < self.spoiled || batch.end <= self.done
+        possible
     }
 }
 
-impl<H: Host> Locked<'_, H> {
-    /// How many commands can be placed, as far as the head was seen.
-    #[inline]
-    pub(crate) fn room(&self) -> u64 {
-        self.ring.capacity() - (self.state.tail - self.state.head)
+impl<'a, H: Host> Locked<'a, H> {
+    fn new(ring: &'a Ring<H>, asking: &'a Guard<'_, H>, _placing: &'a Guard<'_, H>) -> Self {
+        Self(Asking::new(ring, asking))
+    }
+
+    pub(crate) fn ring(&self) -> &'a Ring<H> {
+        self.0.ring
     }
 
     /// How many commands hardware has not fetched whose head that is, as an [index](Ring::index).
     #[inline]
     pub(crate) fn left(&self, head: u64) -> u64 {
-        self.ring.index(self.state.tail.wrapping_sub(head))
+        self.ring().index(self.ring().tail().wrapping_sub(head))
     }
 
-    /// Takes note of the head that hardware says. `false`, and nothing, where no command is there
-    /// that it was to fetch.
-    #[inline]
-    pub(crate) fn advance(&mut self, head: u64) -> bool {
-        let left = self.left(head);
-        let possible = left <= self.state.tail - self.state.head;
-        if possible {
-            self.state.head = self.state.tail - left;
-        }
-        possible
+    /// Fails all batches that were placed; `status` is what hardware said. See the module.
+    pub(crate) fn spoil(&mut self, status: u32) {
+        let (seen, tail) = (&self.ring().seen, self.ring().tail());
+        seen.status.store(status, Ordering::Relaxed);
+        seen.spoiled.store(tail, Ordering::Release);
+        // Those that are not carried out never store their number. Who sees this sees the above.
+        seen.done.store(tail, Ordering::Release);
     }
 
     /// Drops all that is placed, at hardware that begins at the first place again. Positions go on
     /// there in a new round.
     pub(crate) fn empty(&mut self) {
-        let start = self.state.tail.next_multiple_of(lg2::size(self.ring.lg2));
-        (self.state.tail, self.state.head, self.state.done) = (start, start, start);
+        let ring = self.ring();
+        let start = ring.tail().next_multiple_of(lg2::size(ring.lg2));
+        // None is ever behind the tail.
+        for position in [&ring.placed.tail, &ring.seen.head, &ring.seen.done] {
+            position.store(start, Ordering::Release);
+        }
     }
 }
 
@@ -205,10 +265,33 @@ impl<H: Host> Ring<H> {
         lg2_place_words: u32,
         full: Full,
     ) -> Self {
+        let placed = Placed {
+            lock: Mutex::new(()),
+            tail: AtomicU64::new(0),
+            last_fence: AtomicU64::new(0),
+            older_fence: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
+        };
+        let seen = Seen {
+            lock: Mutex::new(()),
+            is_asked: AtomicBool::new(false),
+            head: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            spoiled: AtomicU64::new(0),
+            status: AtomicU32::new(0),
+        };
         let capacity = lg2::size(lg2) - u64::from(full == Full::EmptyPlace);
         let indices = lg2::mask(lg2 + u32::from(full == Full::RoundBit));
-        let (places, state) = (lg2::mask(lg2), Mutex::new(State::default()));
-        Self { words, lg2, lg2_place_words, capacity, places, indices, state }
+        Self {
+            words,
+            lg2,
+            lg2_place_words,
+            capacity,
+            places: lg2::mask(lg2),
+            indices,
+            placed,
+            seen,
+        }
     }
 
     /// log2 of the places.
@@ -225,6 +308,38 @@ impl<H: Host> Ring<H> {
     #[inline]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// Where the next command goes.
+    #[inline]
+    pub(crate) fn tail(&self) -> u64 {
+        self.placed.tail.load(Ordering::Acquire)
+    }
+
+    /// Hardware has fetched all commands before this one, as far as was seen.
+    #[inline]
+    pub(crate) fn head(&self) -> u64 {
+        self.seen.head.load(Ordering::Acquire)
+    }
+
+    /// Whether a batch that begins there has failed.
+    #[inline]
+    pub(crate) fn is_spoiled(&self, start: u64) -> bool {
+        start < self.seen.spoiled.load(Ordering::Acquire)
+    }
+
+    /// How far all is done, by the number that hardware stored last: the lower `bits` of the end of
+    /// a fence, which tell it from all others as long as fewer commands are not done.
+    #[inline]
+    pub(crate) fn stored(&self, number: impl FnOnce() -> u64, bits: u32) -> u64 {
+        // In this order none is before the one above it.
+        let done = self.seen.done.load(Ordering::Acquire);
+        let number = number();
+        let tail = self.tail();
+        // The last position up to the tail with those bits. What is not among those that are waited
+        // for is an old one, or nothing that hardware was told to store.
+        let back = tail.wrapping_sub(number) & lg2::mask(bits);
+        if back < tail - done { tail - back } else { done }
     }
 
     /// A position as hardware's registers count it: the place, and the round's bit if there is one.
@@ -256,10 +371,124 @@ impl<H: Host> Ring<H> {
         ShownCommand([self.words.get(word), self.words.get(word + 1)])
     }
 
-    /// Keeps others out.
+    /// Does something while nobody else places commands or asks hardware.
+    pub(crate) fn locked<T>(&self, does: impl FnOnce(&mut Locked<'_, H>) -> T) -> T {
+        let asking = self.seen.lock.lock();
+        let placing = self.placed.lock.lock();
+        does(&mut Locked::new(self, &asking, &placing))
+    }
+
+    /// Asks hardware whether it has stopped, and lets it go on.
+    pub(crate) fn look(&self, consumer: &impl Consumer<H>) -> Result<(), HardwareError> {
+        self.ask(consumer, &self.seen.lock.lock(), None)
+    }
+
+    /// Lets the caller ask hardware, if nobody does.
     #[inline]
-    pub(crate) fn lock(&self) -> Locked<'_, H> {
-        Locked { ring: self, state: self.state.lock() }
+    fn try_asking(&self) -> Option<Guard<'_, H>> {
+        if self.seen.is_asked.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.seen.lock.try_lock()
+    }
+
+    /// Asks hardware, for room where the caller is `placing`, and notes how far it is.
+    fn ask(
+        &self,
+        consumer: &impl Consumer<H>,
+        asking: &Guard<'_, H>,
+        placing: Option<&Guard<'_, H>>,
+    ) -> Result<(), HardwareError> {
+        self.seen.is_asked.store(true, Ordering::Relaxed);
+        let need = if placing.is_some() { Need::Room } else { Need::Done };
+        let stopped = consumer.ask(&Asking::new(self, asking), need);
+        self.seen.is_asked.store(false, Ordering::Relaxed);
+        if let Some(stopped) = stopped? {
+            let recover = |placing: &Guard<'_, H>| {
+                consumer.recover(&mut Locked::new(self, asking, placing), stopped)
+            };
+            match placing {
+                Some(placing) => recover(placing)?,
+                None => recover(&self.placed.lock.lock())?,
+            }
+        }
+        let done = consumer.done(self);
+        if done > self.seen.done.load(Ordering::Relaxed) {
+            self.seen.done.store(done, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Whether there is room for `needed` commands. Asks hardware where there was none when it was
+    /// asked last, and where it has yet to pass what was spoiled: a new batch is not to be blamed
+    /// for another error there.
+    #[inline]
+    fn has_room(
+        &self,
+        consumer: &impl Consumer<H>,
+        placing: &Guard<'_, H>,
+        needed: u64,
+    ) -> Result<bool, HardwareError> {
+        let tail = self.tail();
+        let has = || {
+            self.capacity - (tail - self.head()) >= needed
+                && tail - self.seen.done.load(Ordering::Acquire) < DISTANCE
+        };
+        if !has() || self.is_spoiled(self.head()) {
+            // Who asks may wait for the lock that is held here.
+            let Some(asking) = self.try_asking() else { return Ok(false) };
+            self.ask(consumer, &asking, Some(placing))?;
+        }
+        Ok(has())
+    }
+
+    /// The end of the first fence behind a position, as far as two are known.
+    #[inline]
+    fn fence_behind(&self, end: u64) -> Option<u64> {
+        let older = self.placed.older_fence.load(Ordering::Acquire);
+        let fences = [older, self.placed.last_fence.load(Ordering::Acquire)];
+        fences.into_iter().find(|&fence| fence >= end)
+    }
+
+    /// Whether hardware has less than two fences to do.
+    #[inline]
+    fn may_fence(&self, consumer: &impl Consumer<H>) -> bool {
+        let older = self.placed.older_fence.load(Ordering::Acquire);
+        older <= consumer.done(self) || older <= self.placed.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Places a fence, for which there is room, and returns the position behind it. The caller is
+    /// placing.
+    #[inline]
+    fn set_fence(&self, consumer: &impl Consumer<H>, position: u64) -> u64 {
+        let end = position + 1;
+        self.set(position, consumer.fence(self, end));
+        let last = self.placed.last_fence.load(Ordering::Relaxed);
+        self.placed.older_fence.store(last, Ordering::Release);
+        self.placed.last_fence.store(end, Ordering::Release);
+        end
+    }
+
+    /// The end of a fence behind what ends there. Where there is none it is placed, if hardware has
+    /// less than two to do.
+    fn fence_for(
+        &self,
+        consumer: &impl Consumer<H>,
+        end: u64,
+    ) -> Result<Option<u64>, HardwareError> {
+        let found = self.fence_behind(end);
+        if found.is_some() || !self.may_fence(consumer) {
+            return Ok(found);
+        }
+        let placing = self.placed.lock.lock();
+        let found = self.fence_behind(end);
+        if found.is_some() || !self.may_fence(consumer) || !self.has_room(consumer, &placing, 1)? {
+            return Ok(found);
+        }
+        let tail = self.set_fence(consumer, self.tail());
+        self.placed.tail.store(tail, Ordering::Release);
+        consumer.tell(self, tail);
+        Ok(Some(tail))
     }
 
     /// Places commands and what is to be behind them, and says where they are. All go in under one
@@ -272,21 +501,21 @@ impl<H: Host> Ring<H> {
         needed: u64,
         commands: impl IntoIterator<Item = [u64; 2]>,
         behind: Behind,
-    ) -> Result<Range<u64>, HardwareError> {
+    ) -> Result<Batch, HardwareError> {
         let mut commands = commands.into_iter();
         let mut left = Left::Commands;
-        let mut start = None;
+        let (mut start, mut fence) = (None, None);
         let placed = poll(consumer.host(), || {
-            let mut locked = self.lock();
-            let before = locked.state.tail;
+            let placing = self.placed.lock.lock();
+            let before = self.tail();
             let mut tail = before;
             while left != Left::Nothing {
-                match consumer.has_room(&mut locked, needed) {
+                match self.has_room(consumer, &placing, needed) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => return Some(Err(error)),
                 }
-                let full = locked.state.head + self.capacity();
+                let full = self.head() + self.capacity;
                 if left == Left::Commands {
                     let room = usize::try_from(full - tail).unwrap_or(usize::MAX);
                     commands.by_ref().take(room).for_each(|command| {
@@ -296,45 +525,81 @@ impl<H: Host> Ring<H> {
                     // A list that ends where the room does may not know it: it is asked again.
                     if tail < full || commands.size_hint().1 == Some(0) {
                         left = match behind {
-                            Behind::Fence => Left::Fence,
-                            Behind::Nothing => Left::Nothing,
+                            Behind::Fence if self.may_fence(consumer) => Left::Fence,
+                            // One who waits places it.
+                            Behind::Fence | Behind::Nothing => Left::Nothing,
                         };
                     }
                 }
                 if left == Left::Fence && tail < full {
-                    self.set(tail, consumer.fence(self, tail + 1));
-                    tail += 1;
-                    left = Left::Nothing;
+                    tail = self.set_fence(consumer, tail);
+                    (left, fence) = (Left::Nothing, Some(tail));
                 }
-                locked.state.tail = tail;
+                self.placed.tail.store(tail, Ordering::Release);
             }
             if tail != before {
                 start = start.or(Some(before));
                 consumer.tell(self, tail);
             }
-            (left == Left::Nothing).then(|| Ok(start.unwrap_or(tail)..tail))
+            let start = start.unwrap_or(tail);
+            (left == Left::Nothing).then_some(Ok(Batch { start, end: tail, fence }))
         });
-        placed.unwrap_or_else(|| Err(consumer.stuck(Stuck::Full, start)))
+        placed.unwrap_or_else(|| {
+            self.give_up();
+            Err(consumer.stuck(Stuck::Full, start))
+        })
     }
 
-    /// Waits until a batch is done, which has a fence at its end.
+    /// Waits until a batch is done, which is to have a fence behind it.
     #[inline]
     pub(crate) fn wait(
         &self,
         consumer: &impl Consumer<H>,
-        batch: &Range<u64>,
+        batch: Batch,
     ) -> Result<(), HardwareError> {
+        let mut fence = batch.fence;
         let waited = poll(consumer.host(), || {
-            let mut locked = self.lock();
-            match consumer.look(&mut locked, batch) {
-                Err(error) => Some(Err(error)),
-                Ok(_) if batch.start < locked.state.spoiled => {
-                    Some(Err(consumer.failed(locked.state.status)))
+            if fence.is_none() {
+                match self.fence_for(consumer, batch.end) {
+                    Ok(found) => fence = found,
+                    Err(error) => return Some(Err(error)),
                 }
-                Ok(done) => (done >= batch.end).then_some(Ok(())),
             }
+            self.outcome(consumer, batch.start, fence).or_else(|| {
+                let asking = self.try_asking()?;
+                match self.ask(consumer, &asking, None) {
+                    Ok(()) => self.outcome(consumer, batch.start, fence),
+                    Err(error) => Some(Err(error)),
+                }
+            })
         });
-        waited.unwrap_or_else(|| Err(consumer.stuck(Stuck::Late, Some(batch.start))))
+        waited.unwrap_or_else(|| {
+            self.give_up();
+            Err(consumer.stuck(Stuck::Late, Some(batch.start)))
+        })
+    }
+
+    /// How a batch ended with a fence behind it, if it has.
+    #[inline]
+    fn outcome(
+        &self,
+        consumer: &impl Consumer<H>,
+        start: u64,
+        fence: Option<u64>,
+    ) -> Option<Result<(), HardwareError>> {
+        // It is loaded before it is asked what has failed: see the module.
+        let done = consumer.done(self);
+        if self.is_spoiled(start) {
+            return Some(Err(consumer.failed(self.seen.status.load(Ordering::Relaxed))));
+        }
+        fence.is_some_and(|fence| fence <= done).then_some(Ok(()))
+    }
+
+    /// Takes note that fences may never be done: hardware that lost them gets others.
+    #[cold]
+    fn give_up(&self) {
+        let last = self.placed.last_fence.load(Ordering::Relaxed);
+        self.placed.given_up.fetch_max(last, Ordering::Relaxed);
     }
 
     /// Places commands with a fence behind them, and waits until they are done.
@@ -345,34 +610,6 @@ impl<H: Host> Ring<H> {
         commands: impl IntoIterator<Item = [u64; 2]>,
     ) -> Result<(), HardwareError> {
         let batch = self.place(consumer, needed, commands, Behind::Fence)?;
-        self.wait(consumer, &batch)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_number_is_that_of_a_batch_that_waits_or_changes_nothing() {
-        let mut state = State { tail: (1 << 32) + 5, done: (1 << 32) - 3, ..State::default() };
-        for number in [(1 << 32) - 3, (1 << 32) - 4, 6, 1 << 31] {
-            state.stored(number, 32);
-            assert_eq!(state.done, (1 << 32) - 3, "{number:#x}");
-        }
-        state.stored(2, 32);
-        assert_eq!(state.done, (1 << 32) + 2);
-        state.stored(4, u64::BITS);
-        assert_eq!(state.done, (1 << 32) + 2);
-        state.stored((1 << 32) + 5, u64::BITS);
-        assert_eq!(state.done, (1 << 32) + 5);
-    }
-
-    #[test]
-    fn what_began_before_an_error_has_failed_and_nothing_after() {
-        let mut state = State { tail: 9, head: 4, done: 2, ..State::default() };
-        state.spoil(7);
-        assert!(state.is_over(&(8..12)));
-        assert!(!state.is_over(&(9..12)));
+        self.wait(consumer, batch)
     }
 }

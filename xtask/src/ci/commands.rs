@@ -39,7 +39,8 @@ const fn entry(command: &'static str, quick: Form, full: Form) -> Entry {
 }
 
 /// A quick form of the benchmarks of the core: each case once.
-const BENCHES: &str = "cargo test --workspace --bench io_pgtable --bench dma --bench regbuf";
+const BENCHES: &str =
+    "cargo test --workspace --bench io_pgtable --bench dma --bench regbuf --bench queue";
 const IOVAS: &str = "cargo xtask peers --runs 1 --case iova/pair_1_threads_1";
 const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
 const ONE_COUNT: &str = "cargo xtask peers --instructions --case dma_lpae/single_1_lazy";
@@ -207,6 +208,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo bench -p dmaspan --bench io_pgtable", Line(BENCHES), AsIs),
     entry("cargo bench -p dmaspan --bench dma", Line(BENCHES), AsIs),
     entry("cargo bench -p dmaspan --bench regbuf", Line(BENCHES), AsIs),
+    entry("cargo bench -p dmaspan-drivers --bench queue", Line(BENCHES), AsIs),
     entry("cargo xtask peers --runs 3 --case iova/", Line(IOVAS), AsIs),
     entry("cargo xtask peers --runs 3 --case dma_pair", Line(DMA_PAIR), AsIs),
     entry("cargo xtask peers --format json", Line(ONE_ROW), AsIs),

@@ -52,7 +52,9 @@ const CHECKS: [Check; 21] = [
     quick("guests: cargo xtask guest, of which a quick part", guests),
     quick("kernel: cargo xtask kernel, of which a quick part", booted),
     full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
-    quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
+    quick("interleavings: the tests with loom, of the core and of the drivers' ring", |_| {
+        interleavings()
+    }),
     quick("instructions: cargo bench -p dmaspan-bench --bench erased -- --check", |_| {
         instructions()
     }),
@@ -229,14 +231,21 @@ fn soak() -> Checked {
     run_all([test.env("DMASPAN_SOAK", "10000000"), &mut packets])
 }
 
-/// The core with loom's atomics in a target directory of its own: everything is built anew for the
-/// flag.
+/// The core and the drivers with loom's atomics in a target directory of its own: everything is
+/// built anew for the flag.
 fn interleavings() -> Checked {
-    let mut test = cargo(&["test", "-p", "dmaspan", "--test", "loom", "--target-dir"]);
+    let tests = [
+        &["test", "-p", "dmaspan", "--test", "loom"][..],
+        &["test", "-p", "dmaspan-drivers", "--lib", "ring::tests"],
+    ];
     let target = crate::target_directory().join("loom");
-    // Unoptimised, the models need more stack than loom gives their threads.
-    test.arg(target).env("RUSTFLAGS", "--cfg loom").env("CARGO_PROFILE_TEST_OPT_LEVEL", "1");
-    run_all([&mut test])
+    tests.into_iter().try_for_each(|arguments| {
+        let mut test = cargo(arguments);
+        // Unoptimised, the models need more stack than loom gives their threads.
+        test.env("RUSTFLAGS", "--cfg loom").env("CARGO_PROFILE_TEST_OPT_LEVEL", "1");
+        crate::run(test.env("CARGO_TARGET_DIR", &target))
+    })?;
+    Ok(Outcome::Passed)
 }
 
 fn other_cpus(extent: Extent) -> Checked {

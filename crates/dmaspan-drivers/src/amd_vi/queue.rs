@@ -4,15 +4,13 @@
 //! end, which only grows. Commands are done in their order, so a number that is there says that all
 //! batches up to it are done. Hardware that stopped is started again with an empty buffer.
 
-use core::ops::Range;
-
 use dmaspan::iommu::HardwareError;
 use lock_api::{Mutex, RawMutex};
 
 use super::spec::{BUFFER_LENGTH_SHIFT, Command, LG2_RECORD, control, register, status};
 use crate::host::{Host, gone, poll};
 use crate::mmio::Mmio;
-use crate::ring::{Consumer, Full, Locked, Ring, ShownCommand, Stuck};
+use crate::ring::{Asking, Consumer, Full, Locked, Need, Ring, ShownCommand, Stuck};
 use crate::structure::Words;
 
 /// The control register, which several parts of the driver change.
@@ -89,10 +87,11 @@ impl<H: Host> Commands<H> {
         control: &Control<H::Lock>,
     ) {
         let hardware = Hardware { commands: self, registers, host, control };
-        let mut locked = self.ring.lock();
-        if registers.read32(register::STATUS) & status::COMMANDS_RUN == 0 {
-            hardware.restart(&mut locked);
-        }
+        self.ring.locked(|locked| {
+            if registers.read32(register::STATUS) & status::COMMANDS_RUN == 0 {
+                hardware.restart(locked);
+            }
+        });
     }
 }
 
@@ -120,22 +119,26 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
     }
 
     #[inline]
-    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
-        if locked.room() < needed {
+    fn done(&self, ring: &Ring<H>) -> u64 {
+        ring.stored(|| self.commands.done.get(0), u64::BITS)
+    }
+
+    fn ask(&self, asking: &Asking<'_, H>, need: Need) -> Result<Option<u32>, HardwareError> {
+        if need == Need::Room {
             let head = self.registers.read64(register::COMMAND_HEAD);
             if head == u64::MAX {
                 return Err(gone(head));
             }
             // One that hardware cannot be at makes no room.
-            locked.advance(head >> LG2_RECORD);
+            asking.advance(head >> LG2_RECORD);
         }
-        Ok(locked.room() >= needed)
+        // That it stopped is seen where time runs out.
+        Ok(None)
     }
 
-    #[inline]
-    fn look(&self, locked: &mut Locked<'_, H>, _batch: &Range<u64>) -> Result<u64, HardwareError> {
-        locked.state.stored(self.commands.done.get(0), u64::BITS);
-        Ok(locked.state.done)
+    fn recover(&self, locked: &mut Locked<'_, H>, _stopped: u32) -> Result<(), HardwareError> {
+        self.restart(locked);
+        Ok(())
     }
 
     fn failed(&self, status: u32) -> HardwareError {
@@ -145,13 +148,16 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
 
     /// Says why hardware does not go on, and starts the buffer again, empty.
     fn stuck(&self, _at: Stuck, start: Option<u64>) -> HardwareError {
-        let mut locked = self.commands.ring.lock();
-        let status = self.registers.read32(register::STATUS);
+        let status = self.commands.ring.locked(|locked| {
+            let status = self.registers.read32(register::STATUS);
+            let is_spoiled = start.is_some_and(|start| locked.ring().is_spoiled(start));
+            if status != status::GONE && !is_spoiled {
+                self.restart(locked);
+            }
+            status
+        });
         if status == status::GONE {
             return gone(status);
-        }
-        if start.is_none_or(|start| start >= locked.state.spoiled) {
-            self.restart(&mut locked);
         }
         let what = if status & status::COMMANDS_RUN == 0 {
             "the IOMMU stopped at a command"
@@ -169,7 +175,7 @@ impl<R: Mmio, H: Host> Hardware<'_, R, H> {
         let stopped = poll(self.host, || {
             (self.registers.read32(register::STATUS) & status::COMMANDS_RUN == 0).then_some(())
         });
-        locked.state.spoil(0);
+        locked.spoil(0);
         // Where it does not stop, it may fetch still: the buffer stays as it is, and whoever is
         // stuck next comes here again.
         if stopped.is_some() {

@@ -1,8 +1,6 @@
 //! The command queue (IHI 0070, 3.5 and 4.1): a [`Ring`] whose hardware says by CMDQ_CONS how far
 //! it is and why it stopped.
 
-use core::ops::Range;
-
 use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
 
@@ -13,7 +11,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::log;
 use crate::mmio::Mmio;
-use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
+use crate::ring::{Asking, Behind, Consumer, Full, Locked, Need, Ring, Stuck};
 use crate::structure::Words;
 
 /// log2 of a command's bytes.
@@ -63,7 +61,7 @@ impl<H: Host> CommandQueue<H> {
 
     /// Lets hardware go on if it has stopped.
     pub(super) fn look<R: Mmio>(&self, hardware: &Hardware<R, H>) -> Result<(), HardwareError> {
-        hardware.observe(&mut self.0.lock())
+        self.0.look(hardware)
     }
 }
 
@@ -83,19 +81,40 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
     }
 
     #[inline]
-    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
-        if locked.room() < needed {
-            self.observe(locked)?;
-        }
-        Ok(locked.room() >= needed)
+    fn done(&self, ring: &Ring<H>) -> u64 {
+        ring.head()
     }
 
-    #[inline]
-    fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError> {
-        if locked.state.head < batch.end {
-            self.observe(locked)?;
+    fn ask(&self, asking: &Asking<'_, H>, _need: Need) -> Result<Option<u32>, HardwareError> {
+        let consumer = self.registers.read32(reg::CMDQ_CONS);
+        if consumer == u32::MAX {
+            return Err(hardware::gone(consumer));
         }
-        Ok(locked.state.head)
+        if !asking.advance(consumer.into()) {
+            let what = "the SMMU reports as consumed commands that were never placed";
+            return Err(HardwareError { what, status: consumer.into() });
+        }
+        // ERR says why it stopped last, also when it has gone on since.
+        let stopped = error(consumer) != 0 && self.active_errors() & gerror::CMDQ_ERR != 0;
+        Ok(stopped.then_some(consumer))
+    }
+
+    /// Makes hardware go on that has stopped at a command. A command that is illegal is replaced by
+    /// one that does nothing. Where hardware could not read it, it tries again (7.1).
+    fn recover(&self, locked: &mut Locked<'_, H>, consumer: u32) -> Result<(), HardwareError> {
+        let ring = locked.ring();
+        log::warn!(
+            "the SMMU stopped at the command {} (error {}): all that was \
+             placed before has failed, and what it was to make hardware forget stays out of use",
+            ring.shown(ring.head()),
+            error(consumer)
+        );
+        if error(consumer) == queue::CERROR_ILL {
+            ring.set(ring.head(), Command::SYNC.0);
+        }
+        locked.spoil(consumer);
+        self.acknowledge(gerror::CMDQ_ERR);
+        Ok(())
     }
 
     /// Hardware stopped at a command of the batch, or at one near it.
@@ -111,40 +130,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
     }
 }
 
-impl<R: Mmio, H: Host> Hardware<R, H> {
-    /// Looks how far hardware is, and lets it go on where it stopped because of an error.
-    fn observe(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
-        let consumer = self.registers.read32(reg::CMDQ_CONS);
-        if consumer == u32::MAX {
-            return Err(hardware::gone(consumer));
-        }
-        if !locked.advance(consumer.into()) {
-            let what = "the SMMU reports as consumed commands that were never placed";
-            return Err(HardwareError { what, status: consumer.into() });
-        }
-        // ERR says why it stopped last, also when it has gone on since.
-        if consumer >> queue::ERR_SHIFT & queue::ERR_MASK != 0 {
-            self.recover(locked, consumer);
-        }
-        Ok(())
-    }
-
-    /// Where hardware has stopped at a command, makes it go on. A command that is illegal is
-    /// replaced by one that does nothing. Where hardware could not read it, it tries again (7.1).
-    fn recover(&self, locked: &mut Locked<'_, H>, consumer: u32) {
-        if self.active_errors() & gerror::CMDQ_ERR == 0 {
-            return;
-        }
-        log::warn!(
-            "the SMMU stopped at the command {} (error {}): all that was \
-             placed before has failed, and what it was to make hardware forget stays out of use",
-            locked.ring.shown(locked.state.head),
-            consumer >> queue::ERR_SHIFT & queue::ERR_MASK
-        );
-        if consumer >> queue::ERR_SHIFT & queue::ERR_MASK == queue::CERROR_ILL {
-            locked.ring.set(locked.state.head, Command::SYNC.0);
-        }
-        locked.state.spoil(consumer);
-        self.acknowledge(gerror::CMDQ_ERR);
-    }
+/// Why hardware stopped last, by CMDQ_CONS.
+fn error(consumer: u32) -> u32 {
+    consumer >> queue::ERR_SHIFT & queue::ERR_MASK
 }

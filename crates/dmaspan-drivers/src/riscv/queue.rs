@@ -1,8 +1,6 @@
 //! The command queue ("Command-Queue"): a [`Ring`] whose hardware says by `cqh` how far it is and
 //! by `cqcsr` why it stopped.
 
-use core::ops::Range;
-
 use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
 
@@ -15,7 +13,7 @@ use crate::Mmio;
 use crate::error::Error;
 use crate::host::{Host, NoMemory, gone};
 use crate::log;
-use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
+use crate::ring::{Asking, Batch, Behind, Consumer, Full, Locked, Need, Ring, Stuck};
 use crate::structure::Words;
 
 /// The ring of commands.
@@ -63,7 +61,7 @@ impl<H: Host> CommandQueue<H> {
             let placed = ring.place(&hardware, needed, now.iter().copied(), behind)?;
             let start = *start.get_or_insert(placed.start);
             if later.is_empty() {
-                return ring.wait(&hardware, &(start..placed.end));
+                return ring.wait(&hardware, Batch { start, ..placed });
             }
             rest = later;
         }
@@ -92,20 +90,52 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
     }
 
     #[inline]
-    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
-        // Room is made by hardware that goes on; and where it has not passed an error yet, what is
-        // placed now is not to be blamed for another one.
-        if locked.room() < needed || locked.state.head < locked.state.spoiled {
-            self.observe(locked)?;
-        }
-        Ok(locked.room() >= needed)
+    fn done(&self, ring: &Ring<H>) -> u64 {
+        // "A IOFENCE.C command completion, as determined by cqh advancing past the index".
+        ring.head()
     }
 
-    #[inline]
-    fn look(&self, locked: &mut Locked<'_, H>, _batch: &Range<u64>) -> Result<u64, HardwareError> {
-        self.observe(locked)?;
-        // "A IOFENCE.C command completion, as determined by cqh advancing past the index".
-        Ok(locked.state.head)
+    fn ask(&self, asking: &Asking<'_, H>, _need: Need) -> Result<Option<u32>, HardwareError> {
+        let index = self.registers.read32(CQH);
+        let ring = asking.ring;
+        if ring.index32(index.into()) != index || !asking.advance(index.into()) {
+            let what = "cqh points to no command that was placed";
+            return Err(match index {
+                u32::MAX => gone(index),
+                _ => HardwareError { what, status: index.into() },
+            });
+        }
+        if ring.head() == ring.tail() {
+            return Ok(None);
+        }
+        let csr = self.registers.read32(CQCSR);
+        if csr == u32::MAX {
+            return Err(gone(csr));
+        }
+        if csr & (CSR_ON | CSR_BUSY) == 0 {
+            let what = "the command queue is off";
+            return Err(HardwareError { what, status: csr.into() });
+        }
+        // A register that is busy is not to be written.
+        Ok((csr & CQCSR_ERRORS != 0 && csr & CSR_BUSY == 0).then_some(csr))
+    }
+
+    /// Makes a queue usable again that stopped at its head. All in it count as failed, so none of
+    /// them is executed any more.
+    fn recover(&self, locked: &mut Locked<'_, H>, csr: u32) -> Result<(), HardwareError> {
+        let ring = locked.ring();
+        log::warn!(
+            "the IOMMU stopped at the command {} (cqcsr {csr:#x}): all \
+             that was placed before has failed, and what it was to make hardware forget stays out \
+             of use",
+            ring.shown(ring.head())
+        );
+        (ring.head()..ring.tail()).for_each(|place| ring.set(place, NOTHING));
+        locked.spoil(csr);
+        self.registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);
+        // Hardware may look at the queue only when the tail is written.
+        self.tell(ring, ring.tail());
+        Ok(())
     }
 
     fn failed(&self, status: u32) -> HardwareError {
@@ -125,51 +155,5 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
             Stuck::Late => "the IOMMU did not complete its commands in time",
         };
         HardwareError { what, status: self.registers.read32(CQCSR).into() }
-    }
-}
-
-impl<R: Mmio, H: Host> Hardware<'_, R, H> {
-    /// Looks how far hardware has come, and makes it go on where an error stopped it.
-    fn observe(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
-        let index = self.registers.read32(CQH);
-        if locked.ring.index32(index.into()) != index || !locked.advance(index.into()) {
-            let what = "cqh points to no command that was placed";
-            return Err(match index {
-                u32::MAX => gone(index),
-                _ => HardwareError { what, status: index.into() },
-            });
-        }
-        if locked.state.head == locked.state.tail {
-            return Ok(());
-        }
-        let csr = self.registers.read32(CQCSR);
-        if csr == u32::MAX {
-            return Err(gone(csr));
-        }
-        if csr & (CSR_ON | CSR_BUSY) == 0 {
-            let what = "the command queue is off";
-            return Err(HardwareError { what, status: csr.into() });
-        }
-        // A register that is busy is not to be written.
-        if csr & CQCSR_ERRORS != 0 && csr & CSR_BUSY == 0 {
-            self.recover(locked, csr);
-        }
-        Ok(())
-    }
-
-    /// Makes a queue usable again that stopped at its head. All in it count as failed, so none of
-    /// them is executed any more.
-    fn recover(&self, locked: &mut Locked<'_, H>, csr: u32) {
-        log::warn!(
-            "the IOMMU stopped at the command {} (cqcsr {csr:#x}): all \
-             that was placed before has failed, and what it was to make hardware forget stays out \
-             of use",
-            locked.ring.shown(locked.state.head)
-        );
-        (locked.state.head..locked.state.tail).for_each(|place| locked.ring.set(place, NOTHING));
-        locked.state.spoil(csr);
-        self.registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);
-        // Hardware may look at the queue only when the tail is written.
-        self.tell(locked.ring, locked.state.tail);
     }
 }

@@ -5,8 +5,6 @@
 //! position of its end. A wait is a fence, so that numbers are stored in their order: the one that
 //! is there says that all batches up to it are done.
 
-use core::ops::Range;
-
 use dmaspan::iommu::HardwareError;
 use dmaspan::{PhysAddr, lg2};
 
@@ -16,7 +14,7 @@ use super::spec::{self, Command, register, status};
 use crate::host::{Host, NoMemory, gone};
 use crate::log;
 use crate::mmio::Mmio;
-use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
+use crate::ring::{Asking, Consumer, Full, Locked, Need, Ring, Stuck};
 use crate::structure::Words;
 
 /// log2 of the least and the most bytes of a queue (IQA.QS).
@@ -83,11 +81,8 @@ fn wait<H: Host>(ring: &Ring<H>, word: u64, position: u64) -> [u64; 2] {
     Command::wait(store, data).words()
 }
 
-/// Looks which batches are done.
-fn see_done<H: Host>(locked: &mut Locked<'_, H>) {
-    let number = locked.ring.words.get(1 << (lg2_bytes(locked.ring) - 3));
-    locked.state.stored(number, 32);
-}
+/// Errors after which hardware has to be told to go on.
+const STOPPED: u32 = status::QUEUE | status::COMPLETION | status::TIMEOUT;
 
 impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
     fn host(&self) -> &H {
@@ -105,29 +100,50 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
     }
 
     #[inline]
-    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
-        if locked.room() < needed {
-            // A garbled head makes it neither more nor less.
-            let head = self.head(locked.ring)?;
-            locked.advance(head);
-        }
-        see_done(locked);
-        // Half a number tells batches apart as long as fewer commands wait. Those that hardware
-        // fetched and never completes are among them.
-        let has = locked.room() >= needed && locked.state.tail - locked.state.done < 1 << 31;
-        if !has {
-            self.recover(locked)?;
-        }
-        Ok(has)
+    fn done(&self, ring: &Ring<H>) -> u64 {
+        ring.stored(|| ring.words.get(1 << (lg2_bytes(ring) - 3)), u32::BITS)
     }
 
-    #[inline]
-    fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError> {
-        see_done(locked);
-        if !locked.state.is_over(batch) {
-            self.recover(locked)?;
+    fn ask(&self, asking: &Asking<'_, H>, need: Need) -> Result<Option<u32>, HardwareError> {
+        if need == Need::Room {
+            // A garbled head makes it neither more nor less.
+            let head = self.head(asking.ring)?;
+            asking.advance(head);
         }
-        Ok(locked.state.done)
+        match self.read32(register::FSTS) {
+            GONE => Err(gone(GONE)),
+            status => Ok((status & STOPPED != 0).then_some(status)),
+        }
+    }
+
+    /// Makes hardware go on that stopped with an error (7.2.3 and 11.4.9).
+    fn recover(&self, locked: &mut Locked<'_, H>, status: u32) -> Result<(), HardwareError> {
+        let errors = status & STOPPED;
+        if errors & (status::COMPLETION | status::TIMEOUT) != 0 {
+            log::warn!("a device did not answer an invalidation (fault status {status:#x})");
+        }
+        if errors & (status::QUEUE | status::TIMEOUT) != 0 {
+            locked.spoil(status);
+        }
+        let (ring, tail) = (locked.ring(), locked.ring().tail());
+        if errors & status::QUEUE != 0 {
+            // The head stays at the command that hardware did not take. It and all behind it have
+            // failed, and may be as bad: waits that store to where nobody looks take their places.
+            let behind = locked.left(self.head(ring)?);
+            log::warn!(
+                "the IOMMU refused the command {} (fault status \
+                 {status:#x}): all that was placed before has failed, and what it was to make \
+                 hardware forget stays out of use",
+                ring.shown(tail.saturating_sub(behind))
+            );
+            for position in tail.saturating_sub(behind)..tail {
+                ring.set(position, wait(ring, 1, 0));
+            }
+        }
+        self.write32(register::FSTS, errors);
+        // A model fetches again only when it is told a tail; hardware ignores one that it has.
+        self.tell(ring, tail);
+        Ok(())
     }
 
     fn failed(&self, status: u32) -> HardwareError {
@@ -150,41 +166,5 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
             u64::MAX => Err(gone(GONE)),
             value => Ok(value >> ring.lg2_place()),
         }
-    }
-
-    /// Looks whether hardware stopped with an error, and makes it go on (7.2.3 and 11.4.9).
-    fn recover(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
-        let status = self.read32(register::FSTS);
-        if status == GONE {
-            return Err(gone(GONE));
-        }
-        let errors = status & (status::QUEUE | status::COMPLETION | status::TIMEOUT);
-        if errors == 0 {
-            return Ok(());
-        }
-        if errors & (status::COMPLETION | status::TIMEOUT) != 0 {
-            log::warn!("a device did not answer an invalidation (fault status {status:#x})");
-        }
-        if errors & (status::QUEUE | status::TIMEOUT) != 0 {
-            locked.state.spoil(status);
-        }
-        if errors & status::QUEUE != 0 {
-            // The head stays at the command that hardware did not take. It and all behind it have
-            // failed, and may be as bad: waits that store to where nobody looks take their places.
-            let behind = locked.left(self.head(locked.ring)?);
-            log::warn!(
-                "the IOMMU refused the command {} (fault status \
-                 {status:#x}): all that was placed before has failed, and what it was to make \
-                 hardware forget stays out of use",
-                locked.ring.shown(locked.state.tail.saturating_sub(behind))
-            );
-            for position in locked.state.tail.saturating_sub(behind)..locked.state.tail {
-                locked.ring.set(position, wait(locked.ring, 1, 0));
-            }
-        }
-        self.write32(register::FSTS, errors);
-        // A model fetches again only when it is told a tail; hardware ignores one that it has.
-        self.tell(locked.ring, locked.state.tail);
-        Ok(())
     }
 }

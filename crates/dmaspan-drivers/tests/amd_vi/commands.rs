@@ -191,7 +191,8 @@ fn slow_hardware_is_waited_for_by_many_threads_at_once() {
         }
     });
     let seen = rig.fake.take();
-    assert_eq!(seen.iter().filter(|seen| seen.opcode() == 1).count(), 1600);
+    // Batches that wait at the same time have one wait together.
+    assert!((1..=1600).contains(&seen.iter().filter(|seen| seen.opcode() == 1).count()));
     assert_eq!(seen.iter().filter(|seen| seen.opcode() == 3).count(), 1600 + 8 * 100);
 }
 

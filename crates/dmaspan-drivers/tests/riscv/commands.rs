@@ -272,7 +272,7 @@ fn a_head_that_makes_no_sense_and_hardware_that_is_gone_are_errors() {
 }
 
 #[test]
-fn each_of_many_threads_waits_for_its_own_fence() {
+fn each_of_many_threads_waits_for_a_fence_behind_its_batch() {
     let fake = Fake::new(BASE_FORMAT);
     let config = RiscvIommuConfig { commands_lg2: 3, ..Default::default() };
     let iommu = fake.start(config).unwrap();
@@ -286,15 +286,17 @@ fn each_of_many_threads_waits_for_its_own_fence() {
                     let page = thread << 32 | page << 12;
                     invalidate(domain, &[range(page, 0x1000)], Detached::Kept).unwrap();
                     let mine = [1 | 1 << 32 | thread << 12 | AV, page >> 2];
-                    assert!(fake.state.lock().log.contains(&mine));
+                    let log = &fake.state.lock().log;
+                    let found = log.iter().position(|&command| command == mine).unwrap();
+                    assert!(log[found..].contains(&FENCE));
                 }
             });
         }
     });
     let commands = fake.take();
-    assert_eq!(commands.iter().filter(|&&command| command == FENCE).count(), 800);
-    // A batch is in one piece.
-    assert!(commands.chunks(2).all(|pair| pair[0] != FENCE && pair[1] == FENCE));
+    let fences = commands.iter().filter(|&&command| command == FENCE).count();
+    assert_eq!(commands.len() - fences, 800);
+    assert!((1..=800).contains(&fences));
 }
 
 #[test]

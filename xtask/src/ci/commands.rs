@@ -108,6 +108,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo xtask guest --boot vm-boot-requests", GUESTS, GUESTS),
     entry("cargo xtask guest --boot registered-buffers", GUESTS, GUESTS),
     entry("cargo xtask guest --boot vfio-user --boot vfio-user-viommu", GUESTS, GUESTS),
+    entry("cargo xtask guest --kernel newest --boot vfio-user-viommu-whole", GUESTS, GUESTS),
     entry("cargo xtask guest --boot vfio-user-iops", GUESTS, GUESTS),
     entry("cargo xtask guest --boot vfio-user-killed --boot vfio-user-killed-busy", GUESTS, GUESTS),
     entry("cargo run -p dmaspan-nvme-server -- /tmp/nvme.sock disk.img", TESTS, GUESTS),

@@ -46,8 +46,6 @@ const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
 const ONE_COUNT: &str = "cargo xtask peers --instructions --case dma_lpae/single_1_lazy";
 const ONE_CONTAINER: &str =
     "cargo xtask peers --instructions --case container_lpae/64k_folio_cheap";
-const CONTAINERS: &str = "cargo xtask peers --runs 1 --case container_lpae/64k_folio";
-const ONE_OF_ALL: &str = "cargo xtask peers --runs 1 --case dma_lpae/single_1";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
 /// It says that mapping would fail.
 const FAILS: Form =
@@ -131,18 +129,14 @@ const COMMANDS: &[Entry] = &[
         GUESTS,
         AsIs,
     ),
-    entry(
-        "cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae",
-        With("--quick"),
-        AsIs,
-    ),
-    // Without a name it is every format.
-    entry("cargo run --release -p dmaspan-bench -- io-pgtable", With("--quick"), AsIs),
-    entry("cargo run --release -p dmaspan-bench -- dma", With("--quick"), AsIs),
-    entry("cargo run --release -p dmaspan-bench -- container", With("--quick"), AsIs),
-    entry("cargo run --release -p dmaspan-bench -- swiotlb", With("--quick"), AsIs),
-    entry("cargo run --release -p dmaspan-bench -- swiotlb --oversubscribe", With("--quick"), AsIs),
-    entry("cargo run --release -p dmaspan-bench -- regbuf", With("--quick --size 64M"), AsIs),
+    // Tests run the program so, and it takes minutes to build it to be timed.
+    entry("cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae", TESTS, AsIs),
+    entry("cargo run --release -p dmaspan-bench -- io-pgtable", TESTS, AsIs),
+    entry("cargo run --release -p dmaspan-bench -- dma", TESTS, AsIs),
+    entry("cargo run --release -p dmaspan-bench -- container", TESTS, AsIs),
+    entry("cargo run --release -p dmaspan-bench -- swiotlb", TESTS, AsIs),
+    entry("cargo run --release -p dmaspan-bench -- swiotlb --oversubscribe", TESTS, AsIs),
+    entry("cargo run --release -p dmaspan-bench -- regbuf", TESTS, AsIs),
     entry(
         "cargo run --release -p dmaspan-linux --example fixed_copy -- SOURCE TARGET",
         TESTS,
@@ -158,7 +152,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo test -p dmaspan-drivers --test arm_smmu", TESTS, TESTS),
     entry("cargo run --release -p dmaspan-sim --example packets -- 1000000", TESTS, AsIs),
     entry("cargo run -p dmaspan-sim --example virtio_blk", TESTS, AsIs),
-    entry("cargo xtask peers", With("--runs 1 --case lpae/4k_1"), AsIs),
+    entry("cargo xtask peers", Line(ONE_ROW), AsIs),
     entry(
         "cargo xtask peers --runs 3 --case domain",
         Line("cargo xtask peers --runs 1 --case domain_4k_1"),
@@ -170,9 +164,9 @@ const COMMANDS: &[Entry] = &[
         AsIs,
     ),
     entry("cargo xtask peers --instructions --case dma_lpae", Line(ONE_COUNT), AsIs),
-    entry("cargo xtask peers --runs 3 --case dma_lpae/", Line(ONE_OF_ALL), AsIs),
+    entry("cargo xtask peers --runs 3 --case dma_lpae/", Line(ONE_COUNT), AsIs),
     entry("cargo xtask peers --instructions --case container", Line(ONE_CONTAINER), AsIs),
-    entry("cargo xtask peers --runs 3 --case container", Line(CONTAINERS), AsIs),
+    entry("cargo xtask peers --runs 3 --case container", Line(ONE_CONTAINER), AsIs),
     entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),
     entry("cargo xtask peers --findings", AsIs, AsIs),
     entry("cargo test -p dmaspan-bench", TESTS, TESTS),

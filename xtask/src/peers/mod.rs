@@ -300,7 +300,8 @@ fn build_peers(work: &Path, what: &[&str]) -> Result<(), String> {
 
 /// Builds dmaspan's benchmark as every user builds it, and returns its program.
 fn build_own() -> Result<PathBuf, String> {
-    build_program(&["-p", "dmaspan-bench", "--bench", OWN_BENCHMARK], OWN_BENCHMARK)
+    let package = ["-p", "dmaspan-bench", "--no-default-features", "--bench", OWN_BENCHMARK];
+    build_program(&package, OWN_BENCHMARK)
 }
 
 /// Builds a program of the workspace, with these arguments, and returns where it is.

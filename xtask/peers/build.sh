@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds Linux's page tables, its allocator of IOVAs, its bounce pool, its DMA API and its container in
-# user space: ./build.sh WORKDIR [bytes]
+# user space: ./build.sh WORKDIR [bytes | contention]
 #
 # Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt, iova,
 # swiotlb, swiotlb_copy, dma_lpae, dma_vtdss, container_lpae and container_vtdss, where BUILD is u or k; a
 # program that this Linux has no code for is not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
-# WORKDIR/bytes/bytes alone, the server for comparing tables.
+# WORKDIR/bytes/bytes alone, the server for comparing tables; with `contention` BUILD is c, for four CPUs.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,6 +17,7 @@ tree=$work/linux
 # a hardware that sees what was written back.
 declare -A flags=(
 	[u]="-O2"
+	[c]="-O2"
 	[bytes]="-O2 -DKSHIM_BYTES"
 	[k]="-O2 -mgeneral-regs-only -fno-delete-null-pointer-checks -fno-allow-store-data-races -fomit-frame-pointer"
 )
@@ -285,5 +286,9 @@ stub_headers
 cut_core
 case ${2:-} in
 bytes) build_bytes ;;
+contention)
+	common+=(-g1 -DKSHIM_CPUS=4 -DKSHIM_CONTENTION)
+	build c
+	;;
 *) for b in u k; do build "$b"; done ;;
 esac

@@ -84,6 +84,12 @@ usage: cargo xtask <command>
           first time, a network; xtask/peers/README.md says more
   peers --instructions [--work DIR] [--format table|json] [--case SUBSTRING]
           count the instructions of both sides instead, by valgrind
+  peers --contention [--work DIR] [--format table|json] [--case SUBSTRING]
+                     [--program \"PATH ARGUMENT...\"]
+          count what CPUs do to each other instead: atomic read-modify-writes and
+          accesses to cache lines that another CPU writes, by valgrind, and what
+          they come to on 64 and 256 CPUs; --program counts a program that marks
+          its operations, as xtask/peers/README.md says
   peers --bytes [--seed N] [--configurations N] [--work DIR] [--case SUBSTRING]
           compare the tables themselves, entry by entry, after the same random
           operations; a difference that is not in the README's list fails

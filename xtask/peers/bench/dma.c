@@ -6,6 +6,8 @@
  * Beside the times, `dma FORMAT same` prints what each kind of mapping leads to.
  */
 #include "bench.h"
+#include "race.h"
+#include "contention.h"
 #include <linux/iommu.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu-dma.h>
@@ -205,6 +207,76 @@ static void bench(const struct dma_case *c, bool lazy, const char *name)
 	result(name, "pair", counted_rounds ? REPEATS * HELD : median(ns, ROUNDS));
 }
 
+/* ---- the same by several CPUs at once or in turn, each with buffers of its own ---- */
+
+static struct { struct buffer held[BATCH]; } __attribute__((aligned(128))) of_cpu[KSHIM_CPUS];
+
+static void turn_of(int cpu, void *arg)
+{
+	const struct dma_case *c = arg;
+	struct buffer *held = of_cpu[cpu].held;
+
+	for (int i = 0; i < BATCH; i++) {
+		begins(MAP);
+		map(c, &held[i]);
+		ends(MAP);
+	}
+	for (int i = 0; i < BATCH; i++) {
+		begins(UNMAP);
+		unmap(c, &held[i]);
+		ends(UNMAP);
+	}
+}
+
+static void create_for_all(const struct dma_case *c, bool lazy)
+{
+	device_create(lazy, c->how != BOUNCED);
+	for (int cpu = 0; cpu < KSHIM_CPUS; cpu++) {
+		buffers_prepare(c);
+		memcpy(of_cpu[cpu].held, buffers, sizeof(of_cpu[cpu].held));
+	}
+}
+
+static void count_contention(const struct dma_case *c, bool lazy)
+{
+	create_for_all(c, lazy);
+	take_turns(turn_of, (void *)c);
+	device_destroy();
+}
+
+/* ns a map and its unmap */
+static double turns_at_once(int id, void *arg)
+{
+	const struct dma_case *c = arg;
+	struct buffer *held = of_cpu[id].held;
+	double start;
+
+	wait_for_start();
+	start = now_ns();
+	for (int turn = 0; turn < REPEATS; turn++) {
+		for (int i = 0; i < HELD; i++)
+			map(c, &held[i]);
+		for (int i = 0; i < HELD; i++)
+			unmap(c, &held[i]);
+	}
+	return (now_ns() - start) / (REPEATS * HELD);
+}
+
+/* Single pages by one thread and by two, `single_1_lazy_threads_2` and the like. */
+static void bench_threads(const struct dma_case *c, bool lazy, const char *name)
+{
+	char full[80];
+
+	for (int threads = 1; threads <= 2; threads++) {
+		snprintf(full, sizeof(full), "%s_threads_%d", name, threads);
+		if (!wanted(full))
+			continue;
+		create_for_all(c, lazy);
+		race_result(full, threads, REPEATS * HELD, turns_at_once, (void *)c);
+		device_destroy();
+	}
+}
+
 /* ---- what is mapped ---- */
 
 /* Where `len` bytes lead, as the fewest runs. */
@@ -313,8 +385,12 @@ int main(int argc, char **argv)
 			snprintf(name, sizeof(name), "%s_%s", cases[i].name, ways[lazy]);
 			if (argc == 3 && !strcmp(argv[2], "same"))
 				print_same(&cases[i], lazy);
+			else if (wanted(name) && getenv("PEERS_CONTENTION"))
+				count_contention(&cases[i], lazy);
 			else if (wanted(name))
 				bench(&cases[i], lazy, name);
+			if (cases[i].how == SINGLE && cases[i].bytes == SZ_4K)
+				bench_threads(&cases[i], lazy, name);
 		}
 	return bench_exit();
 }

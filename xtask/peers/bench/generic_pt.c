@@ -4,6 +4,7 @@
  */
 #include "bench.h"
 #include "race.h"
+#include "contention.h"
 #include <linux/iommu.h>
 #include <linux/generic_pt/iommu.h>
 #include "drivers/iommu/iommu-pages.h"

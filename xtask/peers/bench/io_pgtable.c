@@ -4,6 +4,7 @@
  */
 #include "bench.h"
 #include "race.h"
+#include "contention.h"
 #include <linux/iommu.h>
 #include <linux/io-pgtable.h>
 #include "tables.h"

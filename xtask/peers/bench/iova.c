@@ -1,6 +1,7 @@
 /* Linux's allocator of IOVAs, in a 48-bit space of 4K pages: `iova iova [CASE...]` */
 #include "bench.h"
 #include "race.h"
+#include "contention.h"
 #include <linux/iova.h>
 
 #define LIMIT ((1UL << 36) - 1)	/* the last page of the space */
@@ -76,6 +77,25 @@ static void bench_refused(const char *name)
 	result(name, "refuse", median(ns, REFUSED_ROUNDS));
 }
 
+/* ranges of so many pages allocated and released */
+static void turn(int cpu, void *arg)
+{
+	unsigned long pages = *(unsigned long *)arg, pfn[BATCH];
+
+	for (int i = 0; i < BATCH; i++) {
+		begins(MAP);
+		pfn[i] = alloc_iova_fast(&iovad, pages, LIMIT, true);
+		ends(MAP);
+		if (unlikely(!pfn[i]))
+			die("iova: the space is full");
+	}
+	for (int i = 0; i < BATCH; i++) {
+		begins(UNMAP);
+		free_iova_fast(&iovad, pfn[i], pages);
+		ends(UNMAP);
+	}
+}
+
 static void self_check(void)
 {
 	unsigned long a, b;
@@ -97,6 +117,13 @@ int main(int argc, char **argv)
 	if (iova_cache_get())
 		die("iova: no slab");
 	self_check();
+	if (getenv("PEERS_CONTENTION")) {
+		unsigned long pages = wanted("pair_64") ? 64 : 1;
+
+		create(1);
+		take_turns(turn, &pages);
+		return bench_exit();
+	}
 	for (int threads = 1; threads <= KSHIM_CPUS; threads++) {
 		const char *one = threads == 1 ? "pair_1_threads_1" : "pair_1_threads_2";
 		const char *many = threads == 1 ? "pair_64_threads_1" : "pair_64_threads_2";

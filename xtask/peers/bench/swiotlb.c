@@ -5,6 +5,7 @@
  */
 #include "bench.h"
 #include "race.h"
+#include "contention.h"
 #include <linux/swiotlb.h>
 
 void swiotlb_create(unsigned int areas);
@@ -67,6 +68,23 @@ static double map_unmap(int id, void *arg)
 	return (now_ns() - start) / PAIRS;
 }
 
+/* slots taken and released */
+static void turn(int cpu, void *arg)
+{
+	phys_addr_t *slot = slots[cpu].at;
+
+	for (int i = 0; i < BATCH; i++) {
+		begins(MAP);
+		slot[i] = map(buffer[cpu], SZ_4K);
+		ends(MAP);
+	}
+	for (int i = 0; i < BATCH; i++) {
+		begins(UNMAP);
+		unmap(slot[i], SZ_4K);
+		ends(UNMAP);
+	}
+}
+
 /* Two slots at a time, which are not the same and hold copies, unless these are left out. */
 static void self_check(void)
 {
@@ -104,6 +122,12 @@ int main(int argc, char **argv)
 	for (int i = 0; i < KSHIM_CPUS; i++)
 		buffer[i] = memset(aligned_alloc(PAGE_SIZE, BUFFER), i + 1, BUFFER);
 	self_check();
+	if (getenv("PEERS_CONTENTION")) {
+		swiotlb_create(KSHIM_CPUS);
+		swiotlb_dev_init(&dev);
+		take_turns(turn, NULL);
+		return bench_exit();
+	}
 
 	for (int threads = 1; threads <= KSHIM_CPUS; threads++) {
 		swiotlb_create(threads);

@@ -215,6 +215,35 @@ static void bench_threads(const char *name, int threads, struct pair pair)
 	domain_destroy();
 }
 
+/* Ranges of n pages mapped and unmapped, in 2 MiB or more of each CPU's own. */
+static void turn(int cpu, void *arg)
+{
+	size_t n = *(size_t *)arg, bytes = n * SZ_4K;
+	size_t offset = cpu * ALIGN(BATCH * bytes, SZ_2M);
+
+	for (int i = 0; i < BATCH; i++) {
+		begins(MAP);
+		map_range(RANGE, iova_base + offset + i * bytes, pa_base + offset + i * bytes,
+			  SZ_4K, n);
+		ends(MAP);
+	}
+	for (int i = 0; i < BATCH; i++) {
+		begins(UNMAP);
+		unmap_range(RANGE, iova_base + offset + i * bytes, SZ_4K, n);
+		ends(UNMAP);
+	}
+}
+
+/* Of what this counts there is the case `pair_4k_1`, or `pair_4k_512`. */
+static void bench_contention(void)
+{
+	size_t n = wanted("pair_4k_512") ? 512 : 1;
+
+	domain_create(SZ_4K);
+	take_turns(turn, &n);
+	domain_destroy();
+}
+
 /* ---- the names ---- */
 
 static const struct range_case {
@@ -255,6 +284,8 @@ static const struct pair_case {
 
 static void bench_all(void)
 {
+	if (getenv("PEERS_CONTENTION"))
+		return bench_contention();
 	for (size_t i = 0; i < ARRAY_SIZE(range_cases); i++) {
 		const struct range_case *c = &range_cases[i];
 

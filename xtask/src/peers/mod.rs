@@ -7,6 +7,7 @@
 //! `xtask/peers/README.md` has the method.
 
 mod bytes;
+mod contention;
 mod instructions;
 mod plan;
 mod samples;
@@ -34,6 +35,15 @@ pub enum Output {
     Json,
 }
 
+/// What is traced for accesses to what several CPUs write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Traced {
+    /// Cases of both sides.
+    Cases,
+    /// A program that marks its operations, with its arguments.
+    Program(String),
+}
+
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -48,6 +58,8 @@ pub struct Options {
     pub case: String,
     /// Whether instructions are counted, and no time is taken.
     pub instructions: bool,
+    /// Whose accesses to what several CPUs write are counted, where they are.
+    pub contention: Option<Traced>,
     /// How long an invalidation of the whole DMA API takes, in nanoseconds.
     pub invalidation_ns: u64,
     /// Whether tables are compared, and not times.
@@ -59,6 +71,10 @@ pub struct Options {
     /// How many random configurations there are, all formats together.
     pub configurations: Option<u64>,
 }
+
+/// Options that do not go with `--bytes`.
+const TIMING: [&str; 6] =
+    ["--runs", "--format", "--instructions", "--contention", "--program", "--invalidation-ns"];
 
 impl Options {
     /// Reads the command line's arguments behind `peers`.
@@ -73,6 +89,7 @@ impl Options {
             output: Output::Table,
             case: String::new(),
             instructions: false,
+            contention: None,
             invalidation_ns: 0,
             bytes: false,
             findings: false,
@@ -87,11 +104,14 @@ impl Options {
                 options.findings |= name == "--findings";
                 continue;
             }
-            if matches!(name, "--runs" | "--format" | "--instructions" | "--invalidation-ns") {
+            if TIMING.contains(&name) {
                 timing = Some(name);
             }
-            if name == "--instructions" {
-                options.instructions = true;
+            if matches!(name, "--instructions" | "--contention") {
+                options.instructions |= name == "--instructions";
+                if name == "--contention" {
+                    options.contention.get_or_insert(Traced::Cases);
+                }
                 continue;
             }
             let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
@@ -106,6 +126,9 @@ impl Options {
                 ("--format", value) => return Err(format!("there is no format `{value}`")),
                 ("--invalidation-ns", value) => options.invalidation_ns = number(value)?,
                 ("--case", value) => options.case = value.to_owned(),
+                ("--program", value) => {
+                    options.contention = Some(Traced::Program(value.to_owned()));
+                }
                 ("--seed", value) => options.seed = Some(number(value)?),
                 ("--configurations", value) => options.configurations = Some(number(value)?),
                 _ => return Err(format!("there is no option `{name}`")),
@@ -115,8 +138,18 @@ impl Options {
             Some(name) if options.bytes => {
                 Err(format!("`{name}` and `--bytes` exclude each other"))
             }
-            _ if options.instructions && options.invalidation_ns > 0 => {
-                Err("`--invalidation-ns` is a time, and `--instructions` takes none".to_owned())
+            _ if options.instructions && options.contention.is_some() => {
+                Err("`--instructions` and `--contention` exclude each other".to_owned())
+            }
+            _ if matches!(options.contention, Some(Traced::Program(_)))
+                && !options.case.is_empty() =>
+            {
+                Err("`--program` has no cases".to_owned())
+            }
+            _ if (options.instructions || options.contention.is_some())
+                && options.invalidation_ns > 0 =>
+            {
+                Err("`--invalidation-ns` goes with times, and not with counts".to_owned())
             }
             _ if !options.bytes && (options.seed, options.configurations) != (None, None) => {
                 Err("`--seed` and `--configurations` go with `--bytes`".to_owned())
@@ -141,6 +174,9 @@ pub fn run(options: &Options) -> Checked {
     }
     if options.bytes {
         return bytes::run(options);
+    }
+    if let Some(traced) = &options.contention {
+        return count_contention(options, traced);
     }
     let comparisons = plan::comparisons(&options.case);
     if comparisons.is_empty() {
@@ -199,6 +235,45 @@ pub fn run(options: &Options) -> Checked {
     }
     skip_absent(&comparisons, &built);
     Ok(Outcome::Passed)
+}
+
+/// Counts what CPUs do to each other, and prints it.
+fn count_contention(options: &Options, traced: &Traced) -> Checked {
+    if !contention::is_counted() {
+        let why = "accesses are traced by valgrind's lackey, which is not installed";
+        return Ok(Outcome::Skipped(why.to_owned()));
+    }
+    let (result, version) = match traced {
+        Traced::Program(line) => (contention::count_program(line)?, String::new()),
+        Traced::Cases => count_cases(options)?,
+    };
+    crate::say(
+        match options.output {
+            Output::Json => contention::json(&result),
+            Output::Table => contention::table(&result, version.trim()),
+        }
+        .trim_end(),
+    );
+    Ok(Outcome::Passed)
+}
+
+/// The cases of both sides, and the version of Linux.
+fn count_cases(options: &Options) -> Result<(contention::Contention, String), String> {
+    let cases = contention::cases(&options.case);
+    if cases.is_empty() {
+        return Err(format!(
+            "no case contains `{}`; they are like iova/pair_1, and xtask/peers/README.md has all",
+            options.case
+        ));
+    }
+    let own = build_own()?;
+    build_peers(&options.work, &[])?;
+    build_peers(&options.work, &["contention"])?;
+    let built = fs::read_to_string(options.work.join("formats")).unwrap_or_default();
+    let built: BTreeSet<&str> = built.split_whitespace().collect();
+    let version = fs::read_to_string(options.work.join("linux/version")).unwrap_or_default();
+    let result = contention::count(&cases, &options.work, &own, |format| built.contains(format))?;
+    Ok((result, version))
 }
 
 /// Says which of Linux's code there is not.
@@ -350,6 +425,7 @@ mod tests {
             output: Output::Json,
             case: "lpae/4k".into(),
             instructions: false,
+            contention: None,
             invalidation_ns: 0,
             bytes: false,
             findings: false,
@@ -361,6 +437,14 @@ mod tests {
         assert!(options.bytes && options.case == "v7s");
         assert_eq!((options.seed, options.configurations), (Some(7), Some(100)));
         assert!(parse("--instructions --format json").unwrap().instructions);
+        assert_eq!(parse("--contention --case iova").unwrap().contention, Some(Traced::Cases));
+        let program = Options::parse(&["--program", "queue 4", "--contention"]).unwrap();
+        assert_eq!(program.contention, Some(Traced::Program("queue 4".into())));
+        for wrong in
+            ["--contention --instructions", "--contention --bytes", "--program x --case iova"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(parse("--invalidation-ns 1000").unwrap().invalidation_ns, 1000);
         for wrong in ["--instructions --bytes", "--instructions --invalidation-ns 5"] {
             assert!(parse(wrong).is_err(), "{wrong}");

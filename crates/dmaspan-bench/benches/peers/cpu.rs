@@ -5,8 +5,15 @@ use std::sync::{Barrier, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use super::contention;
+
 /// CPUs that threads of the benchmark run on at the same time.
 pub(crate) const MAX: usize = 2;
+
+/// The CPUs that what is measured is made for.
+pub(crate) fn count() -> usize {
+    if contention::is_asked() { contention::CPUS } else { MAX }
+}
 
 /// The CPUs that this process was allowed at first.
 pub(crate) fn allowed() -> &'static [usize] {

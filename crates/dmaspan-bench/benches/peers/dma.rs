@@ -23,7 +23,7 @@ use dmaspan::{Direction, DmaAddr, Iova, PhysAddr, Span};
 use super::memory::{List, Memory};
 use super::swiotlb::{POOL, Process, SpinPlatform, pointer};
 use super::{MAX_RANGES, ROUNDS, SCATTER, SZ_4K, SZ_64K};
-use super::{cpu, is_wanted, measure};
+use super::{contention, cpu, is_wanted, measure, measure_race};
 
 const DIRECTION: Direction = Direction::Bidirectional;
 const PADDR: u64 = 0x1000_0000_0000;
@@ -164,6 +164,22 @@ where
     &'static Memory: TableMemory<F::Word, List = List>,
 {
     fn run(&self) {
+        if contention::is_asked() {
+            for (way, flush) in FLUSHES {
+                if is_wanted(self.wanted, &format!("single_1_{way}")) {
+                    self.map_in_turn(flush);
+                }
+            }
+            return;
+        }
+        for (way, flush) in FLUSHES {
+            for threads in 1..=cpu::MAX.min(cpu::allowed().len()) {
+                let name = format!("single_1_{way}_threads_{threads}");
+                if is_wanted(self.wanted, &name) {
+                    self.bench_threads(&name, flush, threads);
+                }
+            }
+        }
         for (name, pages) in SINGLES {
             for flush in FLUSHES {
                 let device = || Device::new(self.domain(flush.1), NoPool, config(Trust::Trusted));
@@ -219,10 +235,46 @@ where
         }
     }
 
+    /// A device that several CPUs share.
+    fn shared(&self, flush: Flush) -> Of<F, RawMemory, NoPool> {
+        let device = Device::new(self.domain(flush), NoPool, config(Trust::Trusted));
+        device.expect("a device")
+    }
+
+    /// CPUs in turn, each with buffers of a page.
+    fn map_in_turn(&self, flush: Flush) {
+        let device = self.shared(flush);
+        contention::take_turns(|turn| {
+            let map = |nth| map_page(&device, turn.cpu, nth);
+            turn.batch(map, |mapping| assert!(device.unmap(mapping).is_ok()));
+        });
+    }
+
+    /// Threads at once, each with buffers of a page.
+    fn bench_threads(&self, name: &str, flush: Flush, threads: usize) {
+        let device = self.shared(flush);
+        measure_race(name, threads, REPEATS * HELD as u64, |nth, barrier| {
+            let cpu = if threads == 1 { 1 } else { nth };
+            cpu::pin(cpu);
+            let mut held: [Option<_>; HELD] = array::from_fn(|_| None);
+            barrier.wait();
+            let start = Instant::now();
+            for _ in 0..REPEATS {
+                for (nth, place) in (0..).zip(&mut held) {
+                    *place = Some(map_page(&device, cpu, nth));
+                }
+                for mapping in held.iter_mut().filter_map(Option::take) {
+                    assert!(device.unmap(mapping).is_ok());
+                }
+            }
+            start.elapsed()
+        });
+    }
+
     fn domain<H: DmaMemory>(&self, flush: Flush) -> Arc<Dma<F, H>> {
         let table = PageTable::new((self.format)(), self.tables).expect("room for the root");
         let domain = Domain::new(table, Hardware::new()).expect("an empty table");
-        let config = DmaConfig { flush, ..DmaConfig::new(cpu::MAX) };
+        let config = DmaConfig { flush, ..DmaConfig::new(cpu::count()) };
         Arc::new(DmaDomain::new(domain, config, SpinPlatform).expect("IOVAs"))
     }
 
@@ -241,6 +293,24 @@ where
             bench(&full, buffers());
         }
     }
+}
+
+/// Maps a page of a CPU's own.
+#[inline(always)]
+fn map_page<F: Format>(
+    device: &Of<F, RawMemory, NoPool>,
+    cpu: usize,
+    nth: u64,
+) -> Mapping<Dma<F, RawMemory>, NoPool>
+where
+    &'static Memory: TableMemory<F::Word, List = List>,
+{
+    let paddr = PADDR + (cpu * HELD) as u64 * SZ_4K + nth * SZ_4K;
+    let Ok(mapping) = device.map_single(memory(span(paddr, SZ_4K)), DIRECTION) else {
+        panic!("no mapping");
+    };
+    black_box(mapping.addr());
+    mapping
 }
 
 /// A device as those of NVMe are.

@@ -11,8 +11,10 @@ use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Span};
 
 use super::iova::BenchPlatform;
 use super::memory::Memory;
-use super::{MAP_UNMAP, MAX_RANGES, PAIR_REPEATS, PROT, ROUNDS, SZ_4K, TOUCHED};
-use super::{cpu, invalidate, is_wanted, measure, measure_race, one_then_the_other, pairs};
+use super::{MAP_UNMAP, MAX_RANGES, PAIR_REPEATS, PROT, ROUNDS, SZ_2M, SZ_4K, TOUCHED};
+use super::{
+    contention, cpu, invalidate, is_wanted, measure, measure_race, one_then_the_other, pairs,
+};
 
 const IOVA: u64 = 0x40_0000_0000;
 const PADDR: u64 = 0x1000_0000_0000;
@@ -25,8 +27,12 @@ const CASES: [(&str, u64); 5] = [
     ("domain_4k_256", 256),
 ];
 /// With the pages of a range and the threads.
-const PAIR_CASES: [(&str, u64, usize); 2] =
-    [("domain_pair_64_threads_1", 64, 1), ("domain_pair_64_threads_2", 64, 2)];
+const PAIR_CASES: [(&str, u64, usize); 4] = [
+    ("domain_pair_1_threads_1", 1, 1),
+    ("domain_pair_1_threads_2", 1, 2),
+    ("domain_pair_64_threads_1", 64, 1),
+    ("domain_pair_64_threads_2", 64, 2),
+];
 /// Pairs in a round.
 const DMA_PAIRS: u64 = 20_000;
 
@@ -60,6 +66,12 @@ fn domain(memory: &'static Memory) -> BenchDomain {
 }
 
 pub(crate) fn run(memory: &'static Memory, wanted: &[String]) {
+    if contention::is_asked() {
+        if is_wanted(wanted, "domain_pair_1") {
+            map_in_turn(memory);
+        }
+        return;
+    }
     for (name, pages) in CASES {
         if is_wanted(wanted, name) {
             bench_ranges(name, memory, pages);
@@ -89,6 +101,19 @@ fn unmap(domain: &BenchDomain, offset: u64, bytes: u64) {
     // SAFETY: as above.
     let removed = unsafe { domain.remove(range) };
     assert!(removed.is_ok_and(|unsynced| unsynced.sync().is_ok()));
+}
+
+/// CPUs in turn, each with 2 MiB of its own.
+fn map_in_turn(memory: &'static Memory) {
+    let domain = domain(memory);
+    contention::take_turns(|turn| {
+        let first = turn.cpu as u64 * SZ_2M;
+        let map = |nth| {
+            map(&domain, first + nth * SZ_4K, SZ_4K);
+            first + nth * SZ_4K
+        };
+        turn.batch(map, |at| unmap(&domain, at, SZ_4K));
+    });
 }
 
 fn bench_ranges(name: &str, memory: &'static Memory, pages: u64) {

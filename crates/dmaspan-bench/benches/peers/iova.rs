@@ -6,7 +6,7 @@ use dmaspan::iommu::iova::{Align, Iovas, Request, Space};
 use dmaspan::{Iova, IovaRange, Platform};
 
 use super::SZ_4K;
-use super::{cpu, is_wanted, measure, measure_race, memory};
+use super::{contention, cpu, is_wanted, measure, measure_race, memory};
 
 const PAIRS: u64 = 20_000;
 /// With the pages of an allocation and the threads.
@@ -41,6 +41,10 @@ impl Platform for BenchPlatform {
 }
 
 pub(crate) fn run(wanted: &[String]) {
+    if contention::is_asked() {
+        let pages = if is_wanted(wanted, "pair_64") { 64 } else { 1 };
+        return alloc_in_turn(pages);
+    }
     for (name, pages, threads) in PAIR_CASES {
         if is_wanted(wanted, name) && threads <= cpu::allowed().len() {
             bench_pairs(name, pages, threads);
@@ -54,11 +58,19 @@ pub(crate) fn run(wanted: &[String]) {
 /// A space from `first` up to the last byte of `bits` bits.
 fn space(first: u64, bits: u32) -> Space<BenchPlatform> {
     let aperture = IovaRange::new(Iova::new(first), Iova::new((1 << bits) - 1));
-    Space::new(aperture.expect("a valid range"), 12, cpu::MAX, BenchPlatform).expect("a space")
+    Space::new(aperture.expect("a valid range"), 12, cpu::count(), BenchPlatform).expect("a space")
 }
 
 fn request(pages: u64, limit: u64) -> Request {
     Request { bytes: pages * SZ_4K, align: Align::Natural, limit: Iova::new(limit) }
+}
+
+fn alloc_in_turn(pages: u64) {
+    let (space, request) = (&space(0, 48), request(pages, (1 << 48) - 1));
+    contention::take_turns(|turn| {
+        let free = |iovas| assert!(space.free(iovas).is_ok());
+        turn.batch(|_| space.alloc(request).expect("room"), free);
+    });
 }
 
 fn bench_pairs(name: &str, pages: u64, threads: usize) {

@@ -6,12 +6,14 @@
 #![expect(unsafe_code, reason = "there is no hardware, and tables lie where it would need them")]
 
 mod container;
+mod contention;
 mod cpu;
 mod dma;
 mod domain;
 mod iova;
 mod memory;
 mod pins;
+mod registered;
 mod swiotlb;
 
 use std::env;
@@ -103,7 +105,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-const FORMATS: [&str; 11] = [
+const FORMATS: [&str; 13] = [
     "lpae",
     "v7s",
     "vtd_ss",
@@ -115,6 +117,8 @@ const FORMATS: [&str; 11] = [
     "dma_vtdss",
     "container_lpae",
     "container_vtdss",
+    "registered",
+    "line",
 ];
 
 /// Whether a case was asked for: all are where none is named.
@@ -134,6 +138,8 @@ fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
         "dma_lpae" => dma::run_lpae(memory, cases),
         "dma_vtdss" => dma::run_vtd_ss(memory, cases),
         "container_lpae" => container::run_lpae(memory, cases),
+        "registered" => registered::run(cases),
+        "line" => contention::time_line(),
         "container_vtdss" => container::run_vtd_ss(memory, cases),
         "v7s" => {
             let sizes = Some(SZ_4K | SZ_64K | SZ_1M | (16 * SZ_1M));
@@ -175,6 +181,9 @@ where
 
     fn run(&self) {
         self.self_check();
+        if contention::is_asked() {
+            return self.map_in_turn();
+        }
         let page_sizes = self.format.geometry().page_sizes;
         let wanted = |name: &str| is_wanted(self.wanted, name);
         let has = |page_size| page_sizes & page_size != 0;
@@ -273,6 +282,28 @@ where
             let bytes: u64 = buf.spans().iter().map(|span| span.len()).sum();
             assert!(unmapped.rest.is_none() && bytes == SZ_1G, "the spans of all leaves");
             [took]
+        });
+    }
+
+    /// CPUs in turn, each with 2 MiB or more of its own.
+    fn map_in_turn(&self) {
+        let pages = match self.wanted {
+            [one] if one == "pair_4k_1" => 1,
+            [one] if one == "pair_4k_512" => 512,
+            _ => return,
+        };
+        let (table, bytes) = (self.table(), pages * SZ_4K);
+        contention::take_turns(|turn| {
+            let region = (contention::BATCH as u64 * bytes).next_multiple_of(SZ_2M);
+            let first = turn.cpu as u64 * region;
+            let iovas = IovaRange::from_len(Iova::new(self.iova + first), region);
+            let mapper = Mapper::new(&table, iovas.expect("a valid range"));
+            let map = |nth| {
+                let at = first + nth * bytes;
+                mapper.map(How::Range, self.iova + at, self.paddr + at, SZ_4K, pages, &[]);
+                self.iova + at
+            };
+            turn.batch(map, |iova| mapper.unmap(How::Range, iova, SZ_4K, pages));
         });
     }
 

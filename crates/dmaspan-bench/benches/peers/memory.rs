@@ -4,13 +4,14 @@
 
 use std::cell::Cell;
 use std::iter;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::{Coherency, PhysAddr, Promise};
 use parking_lot::Mutex;
 
-use super::cpu;
+use super::{contention, cpu};
 
 const BASE: usize = 0x1000_0000;
 const BYTES: usize = 96 << 20;
@@ -26,7 +27,7 @@ thread_local! {
 
 /// Which list this thread uses.
 pub(crate) fn run_on(nth: usize) {
-    CPU.set(nth % cpu::MAX);
+    CPU.set(nth % cpu::count());
 }
 
 /// Which CPU this thread says that it runs on.
@@ -35,11 +36,16 @@ pub(crate) fn cpu() -> usize {
     CPU.get()
 }
 
+/// Where all tables are.
+pub(crate) fn range() -> Range<usize> {
+    BASE..BASE + BYTES
+}
+
 /// The memory, of which there is one: it is at a fixed address.
 pub(crate) struct Memory {
     /// For each unit, the next one of its list.
     next: Box<[AtomicU32]>,
-    lists: [Lists; cpu::MAX],
+    lists: [Lists; contention::CPUS],
     /// The first unit that was never used.
     unused: AtomicU32,
 }

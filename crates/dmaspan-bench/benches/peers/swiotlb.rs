@@ -15,7 +15,7 @@ use parking_lot::lock_api::{GuardSend, RawMutex};
 
 use super::iova::BenchPlatform;
 use super::{SZ_2M, SZ_4K, SZ_64K};
-use super::{cpu, is_wanted, measure_race, memory};
+use super::{contention, cpu, is_wanted, measure_race, memory};
 
 /// Linux's default.
 pub(crate) const POOL: u64 = 64 << 20;
@@ -53,6 +53,9 @@ const CASES: [Case; 6] = [
 pub(crate) fn run(wanted: &[String]) {
     self_check(BenchPlatform);
     self_check(SpinPlatform);
+    if contention::is_asked() {
+        return take_in_turn();
+    }
     for threads in 1..=cpu::MAX.min(cpu::allowed().len()) {
         let (pool, parking) = (pool(threads, SpinPlatform), pool(threads, BenchPlatform));
         for case in CASES {
@@ -67,6 +70,16 @@ pub(crate) fn run(wanted: &[String]) {
             }
         }
     }
+}
+
+/// CPUs in turn, each with an area.
+fn take_in_turn() {
+    let pool = pool(contention::CPUS, SpinPlatform);
+    let buffers: Vec<_> = (0..contention::CPUS).map(|_| Process::new(BUFFER)).collect();
+    contention::take_turns(|turn| {
+        let take = |_| take::<_, false>(&pool, &buffers[turn.cpu], SZ_4K);
+        turn.batch(take, |slot| assert!(pool.release(slot).is_ok()));
+    });
 }
 
 /// A pool with as many areas as threads.

@@ -44,6 +44,7 @@ const BENCHES: &str =
 const IOVAS: &str = "cargo xtask peers --runs 1 --case iova/pair_1_threads_1";
 const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
 const ONE_COUNT: &str = "cargo xtask peers --instructions --case dma_lpae/single_1_lazy";
+const ONE_CONTENTION: &str = "cargo xtask peers --contention --case iova/pair_1";
 const ONE_CONTAINER: &str =
     "cargo xtask peers --instructions --case container_lpae/64k_folio_cheap";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
@@ -165,6 +166,7 @@ const COMMANDS: &[Entry] = &[
     ),
     entry("cargo xtask peers --instructions --case dma_lpae", Line(ONE_COUNT), AsIs),
     entry("cargo xtask peers --runs 3 --case dma_lpae/", Line(ONE_COUNT), AsIs),
+    entry("cargo xtask peers --contention", Line(ONE_CONTENTION), AsIs),
     entry("cargo xtask peers --instructions --case container", Line(ONE_CONTAINER), AsIs),
     entry("cargo xtask peers --runs 3 --case container", Line(ONE_CONTAINER), AsIs),
     entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),

@@ -44,10 +44,15 @@ type Edges = [[AtomicU8; 64]; 2];
 #[repr(align(4096))]
 struct Marks([Edges; 2]);
 
-const NO_MARKS: Marks = Marks([const { [const { [const { AtomicU8::new(0) }; 64] }; 2] }; 2]);
-static MARKS: [Marks; CPUS] = [NO_MARKS; CPUS];
+impl Marks {
+    const fn new() -> Self {
+        Self([const { [const { [const { AtomicU8::new(0) }; 64] }; 2] }; 2])
+    }
+}
+
+static MARKS: [Marks; CPUS] = [const { Marks::new() }; CPUS];
 /// Of the turns before, which are announced to nobody.
-static BEFORE: [Marks; CPUS] = [NO_MARKS; CPUS];
+static BEFORE: [Marks; CPUS] = [const { Marks::new() }; CPUS];
 
 /// A CPU whose turn it is.
 pub(crate) struct Turn {

@@ -180,10 +180,10 @@ where
     }
 
     fn run(&self) {
-        self.self_check();
         if contention::is_asked() {
             return self.map_in_turn();
         }
+        self.self_check();
         let page_sizes = self.format.geometry().page_sizes;
         let wanted = |name: &str| is_wanted(self.wanted, name);
         let has = |page_size| page_sizes & page_size != 0;

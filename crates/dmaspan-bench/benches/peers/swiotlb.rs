@@ -51,11 +51,11 @@ const CASES: [Case; 6] = [
 ];
 
 pub(crate) fn run(wanted: &[String]) {
-    self_check(BenchPlatform);
-    self_check(SpinPlatform);
     if contention::is_asked() {
         return take_in_turn();
     }
+    self_check(BenchPlatform);
+    self_check(SpinPlatform);
     for threads in 1..=cpu::MAX.min(cpu::allowed().len()) {
         let (pool, parking) = (pool(threads, SpinPlatform), pool(threads, BenchPlatform));
         for case in CASES {

@@ -153,8 +153,8 @@ fn shortened(function: &str, place: &str) -> String {
             _ => {}
         }
     }
-    let short = short.rsplit("::").find(|part| !part.is_empty() && !part.starts_with('{'));
-    format!("{} ({file})", short.unwrap_or(function))
+    let name = short.rsplit("::").find(|part| !part.is_empty() && !part.starts_with('{'));
+    format!("{} ({file})", name.unwrap_or(&short))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What a trace comes to: accesses to lines that another CPU writes, for a map and its unmap.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::trace::{Access, Kind, Trace, Visits};
+use super::trace::{Access, Kind, Touch, Trace};
 
 /// Accesses of one kind of operation, or of several, for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,18 +19,19 @@ pub(super) struct Sums {
     pub(super) table_loads: f64,
 }
 
-/// A line that several CPUs write, or one writes and others read.
+/// A line that goes from CPU to CPU: one writes it, and another one writes or reads it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shared {
     pub(super) address: u64,
     pub(super) is_table: bool,
-    /// CPUs that access it, and of these all that took turns, or some.
+    /// CPUs that access it, and whether these are all that took turns.
     pub(super) cpus: usize,
     pub(super) by_all: bool,
-    /// How often a pair of one of its CPUs wants it for writing.
+    /// How often it goes to one of these CPUs for writing, in a pair of that CPU: as often as the
+    /// operation has locked instructions there, and once where it only stores.
     pub(super) moves: f64,
-    /// How often a pair of one of its CPUs writes there, or only reads.
-    pub(super) writing: f64,
+    /// How often it goes to one that only reads it, and how often one only reads it.
+    pub(super) read_moves: f64,
     pub(super) reading: f64,
 }
 
@@ -42,20 +43,33 @@ pub(super) struct Counts {
     pub(super) shared: Vec<Shared>,
     /// CPUs that took turns.
     pub(super) cpus: usize,
-    /// Writes for a pair to lines that another CPU writes, by where the code is, most first; those
-    /// of tables are marked.
-    pub(super) places: Vec<(String, bool, f64)>,
+    /// Accesses to lines that another CPU writes, by where the code is: writes, then loads, most
+    /// first.
+    pub(super) places: Vec<Place>,
+}
+
+/// Code that accesses lines that another CPU writes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Place {
+    /// The function, and the line in its file.
+    pub(super) name: String,
+    pub(super) is_table: bool,
+    pub(super) is_load: bool,
+    /// How often in a pair.
+    pub(super) each: f64,
+    /// The lines that it accesses.
+    pub(super) lines: BTreeSet<u64>,
 }
 
 impl Counts {
     pub(super) fn of(trace: &Trace) -> Self {
-        let writers = writers(trace);
+        let lines = lines(trace);
         let is_contended = |access: &Access| {
-            let others = writers.get(&access.line);
-            others.is_some_and(|cpus| cpus.iter().any(|&cpu| cpu != access.cpu))
+            let line = lines.get(&access.line);
+            line.is_some_and(|line| line.writers.iter().any(|&cpu| cpu != access.cpu))
         };
         let mut sums = vec![Sums::default(); trace.names.len()];
-        let mut written: BTreeMap<(u64, bool), f64> = BTreeMap::new();
+        let mut found: BTreeMap<(u64, bool, bool), (f64, BTreeSet<u64>)> = BTreeMap::new();
         let count_of = |operation| trace.done.get(&operation).map_or(1, |done| done.0.max(1));
         for (access, &times) in trace.accesses.iter().filter(|(access, _)| is_contended(access)) {
             let each = float(times) / float(count_of(access.operation));
@@ -67,19 +81,29 @@ impl Counts {
                 (_, false) => &mut sums.writes,
                 (_, true) => &mut sums.table_writes,
             } += each;
-            if access.kind != Kind::Load {
-                *written.entry((access.instruction, is_table)).or_default() += each;
-            }
+            let is_load = access.kind == Kind::Load;
+            let (sum, lines) = found.entry((access.instruction, is_table, is_load)).or_default();
+            *sum += each;
+            lines.insert(access.line << 6);
         }
         for (&operation, &(count, locked)) in &trace.done {
             sums[operation].locked = float(locked) / float(count.max(1));
         }
         Self {
             operations: trace.names.iter().cloned().zip(sums).collect(),
-            shared: shared(trace, &writers),
-            cpus: trace.cpus.len(),
-            places: places(trace, &written),
+            shared: shared(trace, &lines),
+            cpus: trace.operations.len(),
+            places: places(trace, found),
         }
+    }
+
+    /// How many lines go from CPU to CPU for a pair, of tables or of others.
+    pub(super) fn moves(&self, of_tables: bool) -> f64 {
+        let lines = self.shared.iter().filter(|line| line.is_table == of_tables);
+        // Summed over CPUs, of which some may not have the line.
+        lines
+            .map(|line| (line.moves + line.read_moves) * small(line.cpus) / small(self.cpus.max(1)))
+            .sum()
     }
 
     /// A map and its unmap.
@@ -101,57 +125,96 @@ pub(super) fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// The CPUs that write a line within their operations.
-fn writers(trace: &Trace) -> BTreeMap<u64, BTreeSet<usize>> {
-    let mut writers: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
-    for (&(line, cpu), visits) in &trace.visits {
-        if visits.writing > 0 {
-            writers.entry(line).or_default().insert(cpu);
+/// What became of a line.
+#[derive(Debug, Default)]
+struct Line {
+    writers: BTreeSet<usize>,
+    readers: BTreeSet<usize>,
+    /// The CPUs whose caches have it as it is.
+    holders: BTreeSet<usize>,
+    moves: u64,
+    read_moves: u64,
+    reading: u64,
+}
+
+impl Line {
+    fn touched(&mut self, cpu: usize, touch: Touch) {
+        if touch.stored {
+            let is_elsewhere = self.holders.iter().any(|&holder| holder != cpu);
+            self.moves += if is_elsewhere { touch.locked.max(1) } else { 0 };
+            self.holders = BTreeSet::from([cpu]);
+            self.writers.insert(cpu);
+        } else {
+            self.reading += 1;
+            let was_written = self.writers.iter().any(|&writer| writer != cpu);
+            let is_new = self.holders.insert(cpu);
+            self.read_moves += u64::from(is_new && was_written);
+            self.readers.insert(cpu);
         }
     }
-    writers
 }
 
-fn shared(trace: &Trace, writers: &BTreeMap<u64, BTreeSet<usize>>) -> Vec<Shared> {
+/// All lines, after each CPU in turn has done an operation, and then its next one: as they follow
+/// each other where all run at once, and not as in the process, whose turns are longer.
+fn lines(trace: &Trace) -> BTreeMap<u64, Line> {
+    let mut lines: BTreeMap<u64, Line> = BTreeMap::new();
+    let longest = trace.operations.values().map(Vec::len).max().unwrap_or(0);
+    for nth in 0..longest {
+        for (&cpu, operations) in &trace.operations {
+            for &(line, touch) in operations.get(nth).into_iter().flatten() {
+                lines.entry(line).or_default().touched(cpu, touch);
+            }
+        }
+    }
+    lines
+}
+
+fn shared(trace: &Trace, lines: &BTreeMap<u64, Line>) -> Vec<Shared> {
+    let all = trace.operations.len();
     // Each CPU does the same number of pairs.
-    let pairs = trace.done.values().map(|done| done.0).max().unwrap_or(1).max(1);
-    let all: HashSet<usize> = trace.cpus.clone();
-    let of_line = |(&line, _): (&u64, &BTreeSet<usize>)| {
-        let of = |cpu: &usize| Some((*cpu, *trace.visits.get(&(line, *cpu))?));
-        let visits: Vec<(usize, Visits)> = all.iter().filter_map(of).collect();
-        let (cpus, ways) = (visits.len(), u64::try_from(all.len()).unwrap_or(1));
-        let sum = |what: fn(&Visits) -> u64| {
-            let total: u64 = visits.iter().map(|(_, visits)| what(visits)).sum();
-            let of_each = float(pairs) / float(ways.max(1));
-            float(total) / (of_each * float(u64::try_from(cpus).unwrap_or(1).max(1)))
-        };
-        (cpus > 1).then(|| Shared {
-            address: line << 6,
-            is_table: trace.is_table(line),
+    let pairs = trace.done.values().map(|done| done.0).max().unwrap_or(1);
+    let of_line = |(&address, line): (&u64, &Line)| {
+        let cpus = line.writers.union(&line.readers).count();
+        let pairs = float(pairs) * small(cpus) / small(all);
+        (cpus > 1 && !line.writers.is_empty()).then(|| Shared {
+            address: address << 6,
+            is_table: trace.is_table(address),
             cpus,
-            by_all: cpus == all.len(),
-            moves: sum(|visits| visits.moves),
-            writing: sum(|visits| visits.writing),
-            reading: sum(|visits| visits.reading),
+            by_all: cpus == all,
+            moves: float(line.moves) / pairs,
+            read_moves: float(line.read_moves) / pairs,
+            reading: float(line.reading) / pairs,
         })
     };
-    writers.iter().filter_map(of_line).collect()
+    lines.iter().filter_map(of_line).collect()
 }
 
-fn places(trace: &Trace, written: &BTreeMap<(u64, bool), f64>) -> Vec<(String, bool, f64)> {
-    let addresses = written.keys().map(|&(address, _)| address).collect();
+/// A number of CPUs.
+pub(super) fn small(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+/// What is found of each instruction, for tables and loads or not, by where that was written.
+fn places(trace: &Trace, found: BTreeMap<(u64, bool, bool), (f64, BTreeSet<u64>)>) -> Vec<Place> {
+    let addresses = found.keys().map(|&(address, ..)| address).collect();
     let names = trace.code.places(&addresses);
-    let mut sums: BTreeMap<(&str, bool), f64> = BTreeMap::new();
-    for (&(address, is_table), each) in written {
+    let mut places: Vec<Place> = Vec::new();
+    for ((address, is_table, is_load), (each, lines)) in found {
         let name = names.get(&address).map_or("?", String::as_str);
-        *sums.entry((name, is_table)).or_default() += each;
+        let same = places.iter_mut().find(|place| {
+            (place.name.as_str(), place.is_table, place.is_load) == (name, is_table, is_load)
+        });
+        if let Some(place) = same {
+            place.each += each;
+            place.lines.extend(lines);
+        } else {
+            places.push(Place { name: name.to_owned(), is_table, is_load, each, lines });
+        }
     }
-    let mut sums: Vec<_> = sums
-        .into_iter()
-        .map(|((name, is_table), each)| (name.to_owned(), is_table, each))
-        .collect();
-    sums.sort_by(|one, other| other.2.total_cmp(&one.2).then_with(|| one.0.cmp(&other.0)));
-    sums
+    places.sort_by(|one, other| {
+        one.is_load.cmp(&other.is_load).then(other.each.total_cmp(&one.each))
+    });
+    places
 }
 
 #[cfg(test)]
@@ -183,21 +246,42 @@ mod tests {
             Sums { locked: 1.0, writes: 0.0, table_writes: 1.0, loads: 0.5, table_loads: 1.0 };
         assert_eq!(counts.pair(), expected);
         assert_eq!(counts.cpus, 2);
-        let lines: Vec<_> = counts.shared.iter().map(|line| (line.address, line.moves)).collect();
-        assert_eq!(lines, [(0x10000, 1.0), (0xb0000, 1.0)]);
-        let table = Shared {
-            address: 0x10000,
-            is_table: true,
+        // Each line went to the second CPU, once.
+        let line = Shared {
+            address: 0xb0000,
+            is_table: false,
             cpus: 2,
             by_all: true,
-            moves: 1.0,
-            writing: 1.0,
-            reading: 0.0,
+            moves: 0.0,
+            read_moves: 0.5,
+            reading: 0.5,
         };
-        assert_eq!(counts.shared[0], table);
-        assert_eq!((counts.shared[1].writing, counts.shared[1].reading), (0.5, 0.5));
-        assert_eq!(counts.places.len(), 1);
-        assert!(counts.places[0].1 && (counts.places[0].2 - 1.0).abs() < 1e-9);
+        let table =
+            Shared { address: 0x10000, is_table: true, moves: 0.5, read_moves: 0.0, ..line };
+        assert_eq!(counts.shared, [Shared { reading: 0.0, ..table }, line]);
+        assert_eq!([counts.moves(true), counts.moves(false)], [0.5, 0.5]);
+        let places = counts.places.iter().map(|place| (place.is_load, place.is_table, place.each));
+        let expected = [(false, true, 1.0), (true, true, 1.0), (true, false, 0.5)];
+        assert_eq!(places.collect::<Vec<_>>(), expected);
+        assert_eq!(counts.places[0].lines, BTreeSet::from([0x10000]));
+    }
+
+    #[test]
+    fn a_line_moves_where_another_cpu_had_it_and_not_where_it_stays() {
+        // As one CPU does all of its operations first, it is one of a magazine that is passed on;
+        // both in turn it is one that both want each time.
+        let store = "I  00001003,2\n S 000b0000,8\n";
+        let lock = "I  00001000,3\n M 000b0000,8\nI  00001000,3\n M 000b0000,8\n";
+        let idle = "I  00001003,2\n L 000c0000,8\n";
+        let moves = |first: [&str; 4], second: [&str; 4]| {
+            let of = |cpu, all: [&str; 4]| all.map(|one| operation(cpu, one)).concat();
+            let trace = of(0, first) + &of(1, second);
+            let counts = Counts::of(&read(&trace).unwrap());
+            counts.shared.iter().map(|line| line.moves * 8.0).sum::<f64>()
+        };
+        assert_eq!(moves([store, store, idle, idle], [idle, idle, store, store]), 1.0);
+        assert_eq!(moves([store; 4], [store; 4]), 7.0);
+        assert_eq!(moves([lock; 4], [lock; 4]), 14.0);
     }
 
     #[test]

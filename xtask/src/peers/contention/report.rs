@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use super::counts::{Shared, Sums};
+use super::counts::{Place, Shared, Sums};
 use super::projection::{LARGE_NS, MANY, projected};
 use super::{Contention, Counted, Side};
 
-/// Lines of code that are named for a side of a case.
+/// Places in the code that are named for a side of a case, of writes and of loads.
 const MOST_PLACES: usize = 8;
 
 /// A table for people: the counts, the code that writes what others write, and the projection.
@@ -18,27 +18,46 @@ pub(in super::super) fn table(result: &Contention, version: &str) -> String {
     let mut text = format!(
         "{who}CPUs in turn, of a map and its unmap\n\
          shared: to or from cache lines that another CPU writes\n\n\
-         {:26}{:20}{:>7}{:>16}{:>16}\n{:46}{:>7}{:>9}{:>7}{:>9}{:>7}\n",
-        "", "", "locked", "shared writes", "shared loads", "", "", "", "tables", "", "tables"
+         {:45}{:>8}{:>16}{:>16}{:>16}\n{:53}{:>9}{:>7}{:>9}{:>7}{:>9}{:>7}\n",
+        "",
+        "locked",
+        "shared writes",
+        "shared loads",
+        "lines moved",
+        "",
+        "",
+        "tables",
+        "",
+        "tables",
+        "",
+        "tables"
     );
     for Counted { case, sides } in cases {
         for (nth, Side { who, counts, .. }) in sides.iter().enumerate() {
             let Sums { locked, writes, table_writes, loads, table_loads } = counts.pair();
             let case = if nth == 0 { case } else { "" };
-            let [locked, writes, table_writes, loads, table_loads] =
-                [locked, writes, table_writes, loads, table_loads].map(count);
-            let _ = writeln!(
-                text,
-                "{case:26}{who:20}{locked:>7}{writes:>9}{table_writes:>7}{loads:>9}{table_loads:>7}"
-            );
+            let [moves, table_moves] = [false, true].map(|of_tables| counts.moves(of_tables));
+            let pairs = [(writes, table_writes), (loads, table_loads), (moves, table_moves)];
+            let _ = write!(text, "{case:26}{who:19}{:>8}", count(locked));
+            for (other, table) in pairs {
+                let _ = write!(text, "{:>9}{:>7}", count(other), count(table));
+            }
+            text += "\n";
         }
     }
-    text += "\nshared writes, by the code that writes; t: to tables\n";
+    text += "\nby the code: w writes there, l loads; t: tables\n";
     for Counted { case, sides } in cases {
         for Side { who, counts, .. } in sides {
-            for (place, is_table, each) in counts.places.iter().take(MOST_PLACES) {
-                let mark = if *is_table { "t" } else { "" };
-                let _ = writeln!(text, "{case:26}{who:20}{:>7} {mark:1} {place}", count(*each));
+            let [mut writes, mut loads] = [MOST_PLACES; 2];
+            for Place { name, is_table, is_load, each, .. } in &counts.places {
+                let left = if *is_load { &mut loads } else { &mut writes };
+                if *left > 0 {
+                    *left -= 1;
+                    let way = if *is_load { "l" } else { "w" };
+                    let table = if *is_table { "t" } else { "" };
+                    let each = count(*each);
+                    let _ = writeln!(text, "{case:26}{who:20}{each:>7} {way}{table:1} {name}");
+                }
             }
         }
     }
@@ -119,13 +138,19 @@ fn row(case: &str, side: &Side, line_ns: Option<f64>) -> serde_json::Value {
             "is_table": line.is_table,
             "cpus": line.cpus,
             "moves": line.moves,
-            "writing": line.writing,
+            "read_moves": line.read_moves,
             "reading": line.reading,
         })
     });
-    let places = counts.places.iter().map(
-        |(place, is_table, each)| json!({"place": place, "is_table": is_table, "writes": each}),
-    );
+    let places = counts.places.iter().map(|place| {
+        json!({
+            "place": place.name,
+            "is_table": place.is_table,
+            "is_load": place.is_load,
+            "each": place.each,
+            "lines": place.lines.iter().map(|line| format!("{line:#x}")).collect::<Vec<_>>(),
+        })
+    });
     let projection = side.alone_ns.map(|alone_ns| {
         let of = |cpus, line_ns| projected(counts, cpus, alone_ns, line_ns).rate;
         json!({
@@ -158,14 +183,20 @@ mod tests {
             cpus: 4,
             by_all: true,
             moves: 2.0,
-            writing: 1.0,
+            read_moves: 0.0,
             reading: 0.0,
         };
         let counts = Counts {
             operations: vec![("map".to_owned(), sums), ("unmap".to_owned(), sums)],
             shared: vec![shared],
             cpus: 4,
-            places: vec![("alloc (iova/mod.rs:7)".to_owned(), false, 4.0)],
+            places: vec![Place {
+                name: "alloc (iova/mod.rs:7)".to_owned(),
+                is_table: false,
+                is_load: false,
+                each: 4.0,
+                lines: [0x1040].into(),
+            }],
         };
         let side = |who: &str, counts| Side {
             who: who.to_owned(),
@@ -185,9 +216,9 @@ mod tests {
         let text = table(&result(), "7.2");
         let has =
             |end: &str| assert!(text.lines().any(|line| line.ends_with(end)), "{end}\n{text}");
-        has("iova.c                 8.00     4.00   0.01        0      0");
-        has("dmaspan                   0        0      0        0      0");
-        has("iova.c                 4.00   alloc (iova/mod.rs:7)");
+        has("iova.c                 8.00     4.00   0.01        0      0     2.00      0");
+        has("dmaspan                   0        0      0        0      0        0      0");
+        has("iova.c                 4.00 w  alloc (iova/mod.rs:7)");
         // Two CPUs: 100 ns and two lines of 40 ns; many: as many as a line of 100 ns lets through.
         has("iova.c                 10.0   11.1     16.0     5.0     5.0  a line, 2.00 a pair");
         has("dmaspan                10.0   20.0     16.0     640    2560");

@@ -11,7 +11,7 @@
 //! contention mapping LINE-OF-/proc/self/maps
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::ops::Range;
 
@@ -39,24 +39,17 @@ pub(super) struct Access {
     pub(super) instruction: u64,
 }
 
-/// How often operations of a CPU went to a line.
+/// What an operation did at a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Visits {
-    /// Operations that wrote there.
-    pub(super) writing: u64,
-    /// Operations that only read there.
-    pub(super) reading: u64,
-    /// How often the line comes to the CPU for writing, while others want it as well: for each
-    /// locked instruction, and once for an operation that only stores.
-    pub(super) moves: u64,
+pub(super) struct Touch {
+    /// Atomic read-modify-writes.
+    pub(super) locked: u64,
+    /// Whether it wrote there, by these or otherwise.
+    pub(super) stored: bool,
 }
 
-/// What an operation did at a line.
-#[derive(Clone, Copy, Debug, Default)]
-struct Touch {
-    locked: u64,
-    stored: bool,
-}
+/// The lines that an operation touched.
+pub(super) type Operation = Vec<(u64, Touch)>;
 
 #[derive(Clone, Copy, Debug)]
 struct Mark {
@@ -77,8 +70,8 @@ pub(super) struct Trace {
     /// Operations of each kind, and the locked instructions in them.
     pub(super) done: BTreeMap<usize, (u64, u64)>,
     pub(super) accesses: HashMap<Access, u64>,
-    pub(super) visits: HashMap<(u64, usize), Visits>,
-    pub(super) cpus: HashSet<usize>,
+    /// Of each CPU, in their order.
+    pub(super) operations: BTreeMap<usize, Vec<Operation>>,
     current: Option<(usize, usize)>,
     touched: HashMap<u64, Touch>,
     instruction: u64,
@@ -220,17 +213,11 @@ impl Trace {
     fn mark(&mut self, mark: Mark) {
         let Mark { cpu, operation, begins } = mark;
         self.is_mixed |= self.current != (!begins).then_some((cpu, operation));
-        self.touched.drain().for_each(|(line, touch)| {
-            let visits = self.visits.entry((line, cpu)).or_default();
-            visits.writing += u64::from(touch.stored);
-            visits.reading += u64::from(!touch.stored);
-            visits.moves += if touch.stored { touch.locked.max(1) } else { 0 };
-        });
         self.current = begins.then_some((cpu, operation));
         self.is_locked = false;
         if !begins {
             self.done.entry(operation).or_default().0 += 1;
-            self.cpus.insert(cpu);
+            self.operations.entry(cpu).or_default().push(self.touched.drain().collect());
         }
     }
 }
@@ -283,8 +270,10 @@ contention stack 1 70000 80000
         // The modification goes over the end of its line.
         assert_eq!(count(0xb0040 >> 6, Kind::Store), Some(1));
         assert_eq!(trace.accesses.len(), 4);
-        let visits = Visits { writing: 1, reading: 0, moves: 1 };
-        assert_eq!(trace.visits[&(0xb0000 >> 6, 0)], visits);
+        let mut touched = trace.operations[&0][0].clone();
+        touched.sort_by_key(|touch| touch.0);
+        let stored = Touch { locked: 0, stored: true };
+        assert_eq!(touched, [(0xb0000 >> 6, stored), (0xb0040 >> 6, stored)]);
     }
 
     #[test]
@@ -303,8 +292,8 @@ contention stack 1 70000 80000
             instruction: 0x1000,
         };
         assert_eq!(trace.accesses[&locked], 2);
-        let visits = Visits { writing: 1, reading: 0, moves: 2 };
-        assert_eq!(trace.visits[&(0xb0000 >> 6, 1)], visits);
+        let touch = Touch { locked: 2, stored: true };
+        assert_eq!(trace.operations[&1], [vec![(0xb0000 >> 6, touch)]]);
     }
 
     #[test]

@@ -134,27 +134,26 @@ impl Options {
                 _ => return Err(format!("there is no option `{name}`")),
             }
         }
+        options.checked(timing)
+    }
+
+    /// The same, unless some of them exclude each other; `timing` is one that is not for bytes.
+    fn checked(self, timing: Option<&str>) -> Result<Self, String> {
         match timing {
-            Some(name) if options.bytes => {
-                Err(format!("`{name}` and `--bytes` exclude each other"))
-            }
-            _ if options.instructions && options.contention.is_some() => {
+            Some(name) if self.bytes => Err(format!("`{name}` and `--bytes` exclude each other")),
+            _ if self.instructions && self.contention.is_some() => {
                 Err("`--instructions` and `--contention` exclude each other".to_owned())
             }
-            _ if matches!(options.contention, Some(Traced::Program(_)))
-                && !options.case.is_empty() =>
-            {
+            _ if matches!(self.contention, Some(Traced::Program(_))) && !self.case.is_empty() => {
                 Err("`--program` has no cases".to_owned())
             }
-            _ if (options.instructions || options.contention.is_some())
-                && options.invalidation_ns > 0 =>
-            {
+            _ if (self.instructions || self.contention.is_some()) && self.invalidation_ns > 0 => {
                 Err("`--invalidation-ns` goes with times, and not with counts".to_owned())
             }
-            _ if !options.bytes && (options.seed, options.configurations) != (None, None) => {
+            _ if !self.bytes && (self.seed, self.configurations) != (None, None) => {
                 Err("`--seed` and `--configurations` go with `--bytes`".to_owned())
             }
-            _ => Ok(options),
+            _ => Ok(self),
         }
     }
 }

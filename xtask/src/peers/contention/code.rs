@@ -214,7 +214,7 @@ mod tests {
             core::sync::atomic::atomic_add<u32>\n\
             /rustc/abc/library/core/src/sync/atomic.rs:3900\n\
             <dmaspan::iommu::iova::Space<P>>::alloc\n\
-            /work/crates/dmaspan/src/iommu/iova/mod.rs:77 (discriminator 3)\n\
+            /there/crates/dmaspan/src/iommu/iova/mod.rs:77 (discriminator 3)\n\
             0x0000000000002000\n??\n??:0\n";
         assert_eq!(said_of_each(said), ["alloc (iova/mod.rs:77)", "?? (??:0)"]);
     }

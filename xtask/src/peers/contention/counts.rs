@@ -1,4 +1,4 @@
-//! What a trace comes to: accesses to lines that another CPU writes, for a map and its unmap.
+//! The counts of a trace: accesses to lines that another CPU writes, for a map and its unmap.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -97,13 +97,15 @@ impl Counts {
         }
     }
 
-    /// How many lines go from CPU to CPU for a pair, of tables or of others.
-    pub(super) fn moves(&self, of_tables: bool) -> f64 {
-        let lines = self.shared.iter().filter(|line| line.is_table == of_tables);
-        // Summed over CPUs, of which some may not have the line.
-        lines
-            .map(|line| (line.moves + line.read_moves) * small(line.cpus) / small(self.cpus.max(1)))
-            .sum()
+    /// How many lines go from CPU to CPU for a pair: those of tables last.
+    pub(super) fn moves(&self) -> [f64; 2] {
+        let mut sums = [0.0; 2];
+        for line in &self.shared {
+            // Summed over CPUs, of which some may not have the line.
+            let share = small(line.cpus) / small(self.cpus.max(1));
+            sums[usize::from(line.is_table)] += (line.moves + line.read_moves) * share;
+        }
+        sums
     }
 
     /// A map and its unmap.
@@ -259,7 +261,7 @@ mod tests {
         let table =
             Shared { address: 0x10000, is_table: true, moves: 0.5, read_moves: 0.0, ..line };
         assert_eq!(counts.shared, [Shared { reading: 0.0, ..table }, line]);
-        assert_eq!([counts.moves(true), counts.moves(false)], [0.5, 0.5]);
+        assert_eq!(counts.moves(), [0.5, 0.5]);
         let places = counts.places.iter().map(|place| (place.is_load, place.is_table, place.each));
         let expected = [(false, true, 1.0), (true, true, 1.0), (true, false, 0.5)];
         assert_eq!(places.collect::<Vec<_>>(), expected);

@@ -1,5 +1,6 @@
-//! Counts of what CPUs do to each other: atomic read-modify-writes, and accesses to cache lines that
-//! another CPU writes, for the same operations on both sides, and what they come to on many CPUs.
+//! Counts of what CPUs do to each other: atomic read-modify-writes, and accesses to cache lines
+//! that another CPU writes, for the same operations on both sides, and what they come to on many
+//! CPUs.
 //!
 //! Each program does a case's operations on four CPUs in turn under valgrind's lackey, which prints
 //! every access; [`trace`] reads that and keeps what is within operations. The parts of operations

@@ -1,9 +1,9 @@
-//! How many pairs a second many CPUs do, from the lines that they share.
+//! A projection to many CPUs, how many pairs a second they do, from the lines that they share.
 //!
-//! - A pair takes a CPU that is alone the time that was measured, and longer by the time in which a
-//!   line comes from another CPU, where one has had it since: once for each locked instruction there,
-//!   once for an operation that only stores, and for one that only reads the more often the more CPUs
-//!   may have written it.
+//! - A pair takes a CPU that is alone the time that was measured, and longer by the time in which
+//!   a line comes from another CPU, where one has had it since: once for each locked instruction
+//!   there, once for an operation that only stores, and for one that only reads the more often the
+//!   more CPUs may have written it.
 //! - A line goes to one CPU at a time: pairs that want it for writing wait for each other.
 //! - A line that all CPUs of the count share is shared by however many there are; one that fewer
 //!   share, such as the records of neighbours, by as many as there.

@@ -36,7 +36,7 @@ pub(in super::super) fn table(result: &Contention, version: &str) -> String {
         for (nth, Side { who, counts, .. }) in sides.iter().enumerate() {
             let Sums { locked, writes, table_writes, loads, table_loads } = counts.pair();
             let case = if nth == 0 { case } else { "" };
-            let [moves, table_moves] = [false, true].map(|of_tables| counts.moves(of_tables));
+            let [moves, table_moves] = counts.moves();
             let pairs = [(writes, table_writes), (loads, table_loads), (moves, table_moves)];
             let _ = write!(text, "{case:26}{who:19}{:>8}", count(locked));
             for (other, table) in pairs {
@@ -69,7 +69,7 @@ fn projection(result: &Contention) -> String {
     let Some(line_ns) = result.line_ns else { return String::new() };
     let [many, most] = MANY;
     let mut text = format!(
-        "\nmillions of pairs a second, projected. A line takes {line_ns:.0} ns from one CPU of this\n\
+        "\nmillions of pairs a second, projected. A line takes {line_ns:.0} ns from a CPU of this\n\
          machine to the other, as measured, and {LARGE_NS} ns where there are {many} or {most}\n\n\
          {:46}{:>7}{:>7}{:>9}\n{:46}{:>7}{:>7}{:>9}{many:>8}{most:>8}\n",
         "", "1 CPU", "2", "2", "", "", "", "measured"
@@ -110,8 +110,8 @@ fn millions(rate: f64) -> String {
     if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
-/// An object: how long a line takes, and rows of cases and sides with their counts by operation, the
-/// lines that are shared, the code that writes there, and what is projected.
+/// An object: how long a line takes, and rows of cases and sides with their counts by operation,
+/// the lines that are shared, the code that writes there, and what is projected.
 pub(in super::super) fn json(result: &Contention) -> String {
     let rows = result.cases.iter().flat_map(|counted| {
         counted.sides.iter().map(|side| row(&counted.case, side, result.line_ns))

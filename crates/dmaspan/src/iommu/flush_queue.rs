@@ -95,8 +95,8 @@ pub(crate) struct FlushQueue<P: Platform, L, T> {
     quarantine: CpuQueue<P::Lock, L, T>,
     /// Whether anything may be in quarantine.
     quarantined: AtomicBool,
-    /// The last ticket that was given to a flush.
-    tickets: AtomicU64,
+    /// The last ticket that was given to a flush; apart from what every unmap reads.
+    tickets: Apart<AtomicU64>,
     config: Config,
 }
 
@@ -213,7 +213,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             slots: slots.into(),
             quarantine: CpuQueue::new(gather(), room)?,
             quarantined: AtomicBool::new(false),
-            tickets: AtomicU64::new(FREE),
+            tickets: Apart(AtomicU64::new(FREE)),
             config,
         })
     }
@@ -618,5 +618,23 @@ fn wait_for(flush: &AtomicU64) {
     let seen = flush.load(Ordering::Acquire);
     while is_syncing(seen) && flush.load(Ordering::Acquire) == seen {
         spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::{align_of, offset_of};
+
+    use super::*;
+    use crate::platform::OneThread;
+
+    #[test]
+    fn what_every_flush_writes_is_on_no_cache_line_that_every_unmap_reads() {
+        type One = FlushQueue<OneThread, (), ()>;
+        let line = |offset| offset / 128;
+        let tickets = line(offset_of!(One, tickets));
+        let read = [offset_of!(One, slots), offset_of!(One, quarantined), offset_of!(One, config)];
+        assert_eq!(align_of::<One>(), 128);
+        assert!(read.iter().all(|&offset| line(offset) != tickets), "{tickets}: {read:?}");
     }
 }

@@ -152,7 +152,8 @@ pub struct Space<P: Platform> {
     cpus: Box<[OfCpu]>,
     /// Which CPUs may have something in their magazines: a bit each, changed under their flag.
     stocked: Box<[AtomicU64]>,
-    depot: Mutex<P::Lock, Depot>,
+    /// Apart from what every call reads.
+    depot: Apart<Mutex<P::Lock, Depot>>,
     raw: ShardedMap<P, Raw>,
     platform: P,
 }
@@ -198,7 +199,7 @@ impl<P: Platform> Space<P> {
             granule_lg2,
             cpus: own.into_boxed_slice(),
             stocked: stocked.into_boxed_slice(),
-            depot: Mutex::new(depot),
+            depot: Apart(Mutex::new(depot)),
             raw,
             platform,
         })
@@ -334,5 +335,29 @@ impl<P: Platform> Space<P> {
             own.is_known = true;
             self.mark(own.cpu);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::{align_of, offset_of};
+
+    use super::*;
+    use crate::platform::OneThread;
+
+    #[test]
+    fn the_lock_that_all_cpus_take_is_on_no_cache_line_that_every_call_reads() {
+        type One = Space<OneThread>;
+        let line = |offset| offset / 128;
+        let depot = line(offset_of!(One, depot));
+        let read = [
+            offset_of!(One, identity),
+            offset_of!(One, granule_lg2),
+            offset_of!(One, cpus),
+            offset_of!(One, stocked),
+            offset_of!(One, platform),
+        ];
+        assert_eq!(align_of::<One>(), 128);
+        assert!(read.iter().all(|&offset| line(offset) != depot), "{depot}: {read:?}");
     }
 }

@@ -199,6 +199,22 @@ pub(crate) struct Asking<'a, H: Host> {
 /// A ring that nobody else places commands in meanwhile, or asks the hardware of.
 pub(crate) struct Locked<'a, H: Host>(Asking<'a, H>);
 
+/// Tells others that hardware is asked, until that ends or panics.
+struct Asked<'a>(&'a AtomicBool);
+
+impl<'a> Asked<'a> {
+    fn new(is_asked: &'a AtomicBool) -> Self {
+        is_asked.store(true, Ordering::Relaxed);
+        Self(is_asked)
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
 type Guard<'a, H> = MutexGuard<'a, <H as Host>::Lock, ()>;
 
 impl<'a, H: Host> Asking<'a, H> {
@@ -399,10 +415,10 @@ impl<H: Host> Ring<H> {
         asking: &Guard<'_, H>,
         placing: Option<&Guard<'_, H>>,
     ) -> Result<(), HardwareError> {
-        self.seen.is_asked.store(true, Ordering::Relaxed);
         let need = if placing.is_some() { Need::Room } else { Need::Done };
+        let asked = Asked::new(&self.seen.is_asked);
         let stopped = consumer.ask(&Asking::new(self, asking), need);
-        self.seen.is_asked.store(false, Ordering::Relaxed);
+        drop(asked);
         if let Some(stopped) = stopped? {
             let recover = |placing: &Guard<'_, H>| {
                 consumer.recover(&mut Locked::new(self, asking, placing), stopped)

@@ -4,8 +4,9 @@
 //! frames (io_uring_register(2), `IORING_REGISTER_BUFFERS`). A pinner's pins share rings, whose
 //! tables of buffers are filled and emptied slot by slot, so a pin costs no file descriptor. The
 //! tables are short, and a pinner has more of them as it has more pins: for each huge page of a
-//! buffer the kernel looks through all of the table, so as to count none twice
-//! (io_uring/rsrc.c, `headpage_already_acct`).
+//! buffer kernels before 7.2 look through all of the table, so as to charge none twice
+//! (io_uring/rsrc.c, `headpage_already_acct`). So they charge a huge page twice that two pins share
+//! which are of different tables.
 //!
 //! Sparse tables need Linux 5.19. Older kernels lack them, and containers often forbid io_uring.
 //! Then memory is locked (mlock(2)): it stays resident, and the kernel may still move it to other

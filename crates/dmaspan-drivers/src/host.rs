@@ -59,7 +59,8 @@ pub unsafe trait Structure: Send + Sync {
 #[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
 pub unsafe trait Host: Send + Sync {
     /// The lock around a queue or a table of devices. Where faults are handled in interrupts, it
-    /// keeps them off.
+    /// keeps them off. A driver also tries it, and has two of them at a time: the one that it took
+    /// last is given back first.
     type Lock: RawMutex + Send + Sync;
     /// Memory that hardware reads and writes.
     type Structure: Structure;
@@ -202,17 +203,43 @@ where
     settled.unwrap_or_else(|| Err(HardwareError { what, status: read().into() }))
 }
 
+/// What a look at hardware found.
+pub(crate) enum Look<T> {
+    /// Hardware has answered.
+    Answer(T),
+    /// Hardware has not answered yet.
+    Nothing,
+    /// Another caller looks at it meanwhile, so that this was no look.
+    Elsewhere,
+}
+
+impl<T> From<Option<T>> for Look<T> {
+    fn from(answer: Option<T>) -> Self {
+        answer.map_or(Self::Nothing, Self::Answer)
+    }
+}
+
 /// Looks at hardware until it has answered or the host gives up.
 pub(crate) fn poll<T>(host: &impl Host, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    poll_in_turn(host, || look().into())
+}
+
+/// As [`poll`], where several callers look in turn. Where another one looks, the host is asked as
+/// well, and the caller keeps its patience: that costs none of the time that a look takes.
+pub(crate) fn poll_in_turn<T>(host: &impl Host, mut look: impl FnMut() -> Look<T>) -> Option<T> {
     let mut polls = 0u32;
     loop {
-        if let Some(answer) = look() {
-            return Some(answer);
+        match look() {
+            Look::Answer(answer) => return Some(answer),
+            Look::Nothing => polls = polls.saturating_add(1),
+            Look::Elsewhere => {}
         }
-        polls = polls.saturating_add(1);
         if host.again(polls) == Again::GiveUp {
             // The time may have passed while nobody looked.
-            return look();
+            return match look() {
+                Look::Answer(answer) => Some(answer),
+                Look::Nothing | Look::Elsewhere => None,
+            };
         }
     }
 }

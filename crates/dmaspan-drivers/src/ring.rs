@@ -7,15 +7,16 @@
 //!
 //! **Who waits for whom.** Callers place commands under a lock that is held for the stores and for
 //! telling hardware, and by nobody who waits. A caller that waits looks at positions that are
-//! there, and takes no lock for it. One of them at a time asks hardware, whose registers answer
-//! slowly, and stores what it heard for all; where another one asks already, nobody waits for it.
+//! there, and takes no lock but to place a fence. One of them at a time asks hardware, whose
+//! registers answer slowly, and stores what it heard for all; where another one asks already, no
+//! caller waits for it.
 //! (Linux's arm-smmu-v3.c also places without a lock. Its callers then wait for each other before
 //! hardware may be told, and most of what a caller does here under the lock is the same work.)
 //!
 //! **Fences.** A batch is done when a fence behind it is. As long as hardware has fewer than two
 //! fences to do, a batch brings its own. Otherwise it waits without one until hardware is done with
 //! the older fence, and one fence then stands behind the batches of all who came meanwhile. So
-//! nobody waits for a fence longer than for two, and the fences of a batch fall as threads rise.
+//! no caller waits longer than for two fences, and more batches share a fence as threads rise.
 //!
 //! **Recovery.** Hardware stops at a bad command. Which one that was is not known for sure, and
 //! what is left in the ring may be as bad. So the driver that sees the error
@@ -43,7 +44,7 @@ use lock_api::{Mutex, MutexGuard};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::host::{Host, poll};
+use crate::host::{Host, Look, poll_in_turn};
 use crate::structure::Words;
 
 /// How far apart the ends of what waits may be, so that half a position tells them apart.
@@ -76,7 +77,7 @@ pub(crate) trait Consumer<H: Host> {
     /// well, where that is how fences are known to be done, and for [`Need::Room`].
     fn ask(&self, asking: &Asking<'_, H>, need: Need) -> Result<Option<u32>, HardwareError>;
 
-    /// Lets hardware go on that has stopped, by what it said.
+    /// Lets hardware go on that has stopped, by what it said. The tail stays where it is.
     fn recover(&self, locked: &mut Locked<'_, H>, stopped: u32) -> Result<(), HardwareError>;
 
     /// The error of a batch that has failed, by what hardware said then.
@@ -161,22 +162,22 @@ pub(crate) struct Ring<H: Host> {
 /// What those store who place commands. It has lines of the cache for itself.
 #[repr(align(128))]
 struct Placed<H: Host> {
-    /// It is held to place commands, and not to wait for anything.
+    /// The lock of those who place commands. Nobody waits for hardware with it.
     lock: Mutex<H::Lock, ()>,
     /// Where the next command goes.
     tail: AtomicU64,
     /// The ends of the last fence and of the one before it.
     last_fence: AtomicU64,
     older_fence: AtomicU64,
-    /// Callers gave up to wait for fences up to this one: they may never be done.
+    /// Callers gave up waiting for the fences up to this one, which may never be done.
     given_up: AtomicU64,
 }
 
 /// What those store who ask hardware. It has lines of the cache for itself.
 #[repr(align(128))]
 struct Seen<H: Host> {
-    /// Who has it asks hardware. Nobody waits for it but who handles an error; it comes before the
-    /// lock of those who place.
+    /// The lock of the one who asks hardware. Others try it; only a handler of an error, and a
+    /// caller whose patience has ended, wait for it. It comes before the lock of those who place.
     lock: Mutex<H::Lock, ()>,
     /// Whether somebody has it, most probably: others look at this first, since to try a lock takes
     /// its line of the cache.
@@ -266,7 +267,7 @@ impl<'a, H: Host> Locked<'a, H> {
     pub(crate) fn empty(&mut self) {
         let ring = self.ring();
         let start = ring.tail().next_multiple_of(lg2::size(ring.lg2));
-        // None is ever behind the tail.
+        // In this order no position is ever beyond the tail.
         for position in [&ring.placed.tail, &ring.seen.head, &ring.seen.done] {
             position.store(start, Ordering::Release);
         }
@@ -394,9 +395,17 @@ impl<H: Host> Ring<H> {
         does(&mut Locked::new(self, &asking, &placing))
     }
 
-    /// Asks hardware whether it has stopped, and lets it go on.
-    pub(crate) fn look(&self, consumer: &impl Consumer<H>) -> Result<(), HardwareError> {
-        self.ask(consumer, &self.seen.lock.lock(), None)
+    /// Asks hardware, after all who do, and lets it go on where it has stopped.
+    pub(crate) fn look(
+        &self,
+        consumer: &impl Consumer<H>,
+        need: Need,
+    ) -> Result<(), HardwareError> {
+        let asking = self.seen.lock.lock();
+        match need {
+            Need::Room => self.ask(consumer, &asking, Some(&self.placed.lock.lock())),
+            Need::Done => self.ask(consumer, &asking, None),
+        }
     }
 
     /// Lets the caller ask hardware, if nobody does.
@@ -444,7 +453,7 @@ impl<H: Host> Ring<H> {
         consumer: &impl Consumer<H>,
         placing: &Guard<'_, H>,
         needed: u64,
-    ) -> Result<bool, HardwareError> {
+    ) -> Result<Look<()>, HardwareError> {
         let tail = self.tail();
         let has = || {
             self.capacity - (tail - self.head()) >= needed
@@ -452,10 +461,10 @@ impl<H: Host> Ring<H> {
         };
         if !has() || self.is_spoiled(self.head()) {
             // Who asks may wait for the lock that is held here.
-            let Some(asking) = self.try_asking() else { return Ok(false) };
+            let Some(asking) = self.try_asking() else { return Ok(Look::Elsewhere) };
             self.ask(consumer, &asking, Some(placing))?;
         }
-        Ok(has())
+        Ok(has().then_some(()).into())
     }
 
     /// The end of the first fence behind a position, as far as two are known.
@@ -463,10 +472,11 @@ impl<H: Host> Ring<H> {
     fn fence_behind(&self, end: u64) -> Option<u64> {
         let older = self.placed.older_fence.load(Ordering::Acquire);
         let fences = [older, self.placed.last_fence.load(Ordering::Acquire)];
-        fences.into_iter().find(|&fence| fence >= end)
+        // A fence behind it ends behind it: what ends at it was there before.
+        fences.into_iter().find(|&fence| fence > end)
     }
 
-    /// Whether hardware has less than two fences to do.
+    /// Whether hardware has fewer than two fences to do.
     #[inline]
     fn may_fence(&self, consumer: &impl Consumer<H>) -> bool {
         let older = self.placed.older_fence.load(Ordering::Acquire);
@@ -486,7 +496,7 @@ impl<H: Host> Ring<H> {
     }
 
     /// The end of a fence behind what ends there. Where there is none it is placed, if hardware has
-    /// less than two to do.
+    /// fewer than two to do.
     fn fence_for(
         &self,
         consumer: &impl Consumer<H>,
@@ -498,9 +508,10 @@ impl<H: Host> Ring<H> {
         }
         let placing = self.placed.lock.lock();
         let found = self.fence_behind(end);
-        if found.is_some() || !self.may_fence(consumer) || !self.has_room(consumer, &placing, 1)? {
+        if found.is_some() || !self.may_fence(consumer) {
             return Ok(found);
         }
+        let Look::Answer(()) = self.has_room(consumer, &placing, 1)? else { return Ok(None) };
         let tail = self.set_fence(consumer, self.tail());
         self.placed.tail.store(tail, Ordering::Release);
         consumer.tell(self, tail);
@@ -521,15 +532,23 @@ impl<H: Host> Ring<H> {
         let mut commands = commands.into_iter();
         let mut left = Left::Commands;
         let (mut start, mut fence) = (None, None);
-        let placed = poll(consumer.host(), || {
+        let mut place = || {
             let placing = self.placed.lock.lock();
             let before = self.tail();
             let mut tail = before;
+            let mut look = Look::Nothing;
             while left != Left::Nothing {
                 match self.has_room(consumer, &placing, needed) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(error) => return Some(Err(error)),
+                    Ok(Look::Answer(())) => {}
+                    Ok(Look::Nothing) => break,
+                    Ok(Look::Elsewhere) => {
+                        look = Look::Elsewhere;
+                        break;
+                    }
+                    Err(error) => {
+                        look = Look::Answer(Err(error));
+                        break;
+                    }
                 }
                 let full = self.head() + self.capacity;
                 if left == Left::Commands {
@@ -557,9 +576,23 @@ impl<H: Host> Ring<H> {
                 start = start.or(Some(before));
                 consumer.tell(self, tail);
             }
-            let start = start.unwrap_or(tail);
-            (left == Left::Nothing).then_some(Ok(Batch { start, end: tail, fence }))
-        });
+            match left {
+                Left::Nothing => {
+                    Look::Answer(Ok(Batch { start: start.unwrap_or(tail), end: tail, fence }))
+                }
+                Left::Commands | Left::Fence => look,
+            }
+        };
+        let mut placed = poll_in_turn(consumer.host(), &mut place);
+        if placed.is_none() {
+            // Others may have looked last, and long ago.
+            let asked = self.look(consumer, Need::Room);
+            placed = match asked.map(|()| place()) {
+                Err(error) => Some(Err(error)),
+                Ok(Look::Answer(answer)) => Some(answer),
+                Ok(Look::Nothing | Look::Elsewhere) => None,
+            };
+        }
         placed.unwrap_or_else(|| {
             self.give_up();
             Err(consumer.stuck(Stuck::Full, start))
@@ -574,21 +607,30 @@ impl<H: Host> Ring<H> {
         batch: Batch,
     ) -> Result<(), HardwareError> {
         let mut fence = batch.fence;
-        let waited = poll(consumer.host(), || {
+        let mut look = || {
             if fence.is_none() {
                 match self.fence_for(consumer, batch.end) {
                     Ok(found) => fence = found,
-                    Err(error) => return Some(Err(error)),
+                    Err(error) => return Look::Answer(Err(error)),
                 }
             }
-            self.outcome(consumer, batch.start, fence).or_else(|| {
-                let asking = self.try_asking()?;
-                match self.ask(consumer, &asking, None) {
-                    Ok(()) => self.outcome(consumer, batch.start, fence),
-                    Err(error) => Some(Err(error)),
-                }
-            })
-        });
+            if let Some(outcome) = self.outcome(consumer, batch.start, fence) {
+                return Look::Answer(outcome);
+            }
+            let Some(asking) = self.try_asking() else { return Look::Elsewhere };
+            match self.ask(consumer, &asking, None) {
+                Ok(()) => self.outcome(consumer, batch.start, fence).into(),
+                Err(error) => Look::Answer(Err(error)),
+            }
+        };
+        let mut waited = poll_in_turn(consumer.host(), &mut look);
+        if waited.is_none() {
+            // Others may have looked last, and long ago.
+            waited = match self.look(consumer, Need::Done) {
+                Ok(()) => self.outcome(consumer, batch.start, fence),
+                Err(error) => Some(Err(error)),
+            };
+        }
         waited.unwrap_or_else(|| {
             self.give_up();
             Err(consumer.stuck(Stuck::Late, Some(batch.start)))
@@ -603,7 +645,7 @@ impl<H: Host> Ring<H> {
         start: u64,
         fence: Option<u64>,
     ) -> Option<Result<(), HardwareError>> {
-        // It is loaded before it is asked what has failed: see the module.
+        // The caller learns how far all is done before it learns what has failed: see the module.
         let done = consumer.done(self);
         if self.is_spoiled(start) {
             return Some(Err(consumer.failed(self.seen.status.load(Ordering::Relaxed))));

@@ -135,7 +135,7 @@ struct Counters {
 /// Any number of threads pin and release at once. A process that forks keeps its pins in the
 /// parent.
 ///
-/// A clone is the same pinner: it has the same ring and counts the same statistics.
+/// A clone is the same pinner: it has the same rings and counts the same statistics.
 #[derive(Debug)]
 pub struct LinuxPinner<A: FrameAddress = PhysAddr> {
     registrar: Arc<Registrar>,
@@ -330,7 +330,7 @@ impl LinuxPin {
     }
 }
 
-/// What a pin keeps. The ring as well: it would end its registrations with itself.
+/// What a pin keeps. The rings as well: they would end their registrations with themselves.
 #[derive(Debug)]
 struct RegisteredMemory {
     memory: Arc<Memory>,
@@ -342,7 +342,7 @@ struct RegisteredMemory {
 // 1. Pushed spans are memory of the user's range until the pin is released: the pin keeps the
 //    `Memory`, which nothing unmaps, and dropping the pin leaks it. Physical addresses are pushed
 //    only of memory that is registered with io_uring, which keeps its frames until its slot is
-//    emptied (`release` does that) or the ring is closed (the pin keeps it): `with` makes no other
+//    emptied (`release` does that) or its ring is closed (the pin keeps it): `with` makes no other
 //    pinner with physical ones. Virtual addresses, which `HostAddr` says they are, do not change
 //    when the frames do.
 // 2. A device may write the memory: all of `Memory` is readable and writable, and Rust code reaches

@@ -5,8 +5,8 @@
 //! tables of buffers are filled and emptied slot by slot, so a pin costs no file descriptor. The
 //! tables are short, and a pinner has more of them as it has more pins: for each huge page of a
 //! buffer kernels before 7.2 look through all of the table, so as to charge none twice
-//! (io_uring/rsrc.c, `headpage_already_acct`). So they charge a huge page twice that two pins share
-//! which are of different tables.
+//! (io_uring/rsrc.c, `headpage_already_acct`). So they charge a huge page twice that is in two
+//! tables.
 //!
 //! Sparse tables need Linux 5.19. Older kernels lack them, and containers often forbid io_uring.
 //! Then memory is locked (mlock(2)): it stays resident, and the kernel may still move it to other
@@ -56,15 +56,15 @@ pub(crate) const CHUNK: u64 = 1 << 30;
 
 /// The longest buffer of a range of up to [`SHORT_RANGE`]. The kernel writes down each page of a
 /// buffer before it notes any: of 64 MiB these are 128 KiB, which stay in a CPU's cache, and base
-/// pages are pinned in two thirds of the time that buffers of 1 GiB take.
+/// pages are pinned in less time than by buffers of 1 GiB.
 const SHORT_CHUNK: u64 = 64 << 20;
-/// The longest range whose buffers are short, which leaves a pinner room for 16 such ranges.
+/// The longest range whose buffers are short.
 const SHORT_RANGE: u64 = 64 << 30;
 
-/// The longest buffer of a range.
-fn chunk_of(range: UserRange) -> u64 {
+/// The longest buffer of a range, of pages of so many bytes.
+fn chunk_of(range: UserRange, page_size: u64) -> u64 {
     match range.checked_len() {
-        Some(..=SHORT_RANGE) => SHORT_CHUNK,
+        Some(..=SHORT_RANGE) if page_size <= SHORT_CHUNK => SHORT_CHUNK,
         _ => CHUNK,
     }
 }
@@ -73,7 +73,8 @@ fn chunk_of(range: UserRange) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// There is no ring to register with.
+    /// There is no ring to register with, or none for more pins: a pinner opens another one for
+    /// every 512 buffers, of 64 MiB most of them.
     #[error("io_uring cannot be used ({}): {}", os::words(*errno), setup_advice(*errno))]
     Unavailable {
         /// What the kernel answered.
@@ -275,11 +276,21 @@ fn fill_slots(
 ) -> Result<Vec<u32>, RegisterError> {
     let base = memory.user_range().start().get();
     let (mut at, last) = (range.start().get(), range.last().get());
-    let chunk = chunk_of(range);
-    let needed = u32::try_from(last / chunk - at / chunk + 1).unwrap_or(u32::MAX);
-    let filled = tables.take(needed).map_err(|error| match error {
-        TakeError::Full { free } => RegisterError::TableFull { range, needed, free, limit: SLOTS },
-        TakeError::Unavailable { errno } => RegisterError::Unavailable { errno },
+    let take = |chunk: u64| {
+        let needed = u32::try_from(last / chunk - at / chunk + 1).unwrap_or(u32::MAX);
+        let taken = tables.take(needed).map_err(|error| match error {
+            TakeError::Full { free } => {
+                RegisterError::TableFull { range, needed, free, limit: SLOTS }
+            }
+            TakeError::Unavailable { errno } => RegisterError::Unavailable { errno },
+        })?;
+        Ok((chunk, taken))
+    };
+    let short = take(chunk_of(range, memory.page_size()));
+    // Where slots are few, long buffers need fewer.
+    let (chunk, filled) = short.or_else(|error| match error {
+        RegisterError::TableFull { .. } => take(CHUNK),
+        error => Err(error),
     })?;
     for (count, slot) in filled.iter().enumerate() {
         // The chunk's last byte: the top of the space is in no memory, so nothing wraps.

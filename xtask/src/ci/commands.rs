@@ -154,11 +154,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo run --release -p dmaspan-sim --example packets -- 1000000", TESTS, AsIs),
     entry("cargo run -p dmaspan-sim --example virtio_blk", TESTS, AsIs),
     entry("cargo xtask peers", Line(ONE_ROW), AsIs),
-    entry(
-        "cargo xtask peers --runs 3 --case domain",
-        Line("cargo xtask peers --runs 1 --case domain_4k_1"),
-        AsIs,
-    ),
+    entry("cargo xtask peers --runs 3 --case domain", Line(DMA_PAIR), AsIs),
     entry(
         "cargo xtask peers --runs 3 --case swiotlb",
         Line("cargo xtask peers --runs 1 --case swiotlb/pair_4k"),

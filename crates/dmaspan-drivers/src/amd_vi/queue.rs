@@ -1,8 +1,8 @@
 //! The command buffer (2.4): a [`Ring`] whose hardware says in memory how far it is.
 //!
-//! Behind each batch is a COMPLETION_WAIT, which stores the batch's number: the position of its
-//! end, which only grows. Commands are done in their order, so a number that is there says that all
-//! batches up to it are done. Hardware that stopped is started again with an empty buffer.
+//! A fence is a COMPLETION_WAIT, which stores a number: the position of its end, which only grows.
+//! Commands are done in their order, so a number that is there says that all batches up to it are
+//! done. Hardware that stopped is started again with an empty buffer.
 
 use dmaspan::iommu::HardwareError;
 use lock_api::{Mutex, RawMutex};
@@ -136,8 +136,8 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         Ok(None)
     }
 
-    fn recover(&self, locked: &mut Locked<'_, H>, _stopped: u32) -> Result<(), HardwareError> {
-        self.restart(locked);
+    /// Nothing: see [`Consumer::ask`] above.
+    fn recover(&self, _locked: &mut Locked<'_, H>, _stopped: u32) -> Result<(), HardwareError> {
         Ok(())
     }
 

@@ -61,7 +61,7 @@ impl<H: Host> CommandQueue<H> {
 
     /// Lets hardware go on if it has stopped.
     pub(super) fn look<R: Mmio>(&self, hardware: &Hardware<R, H>) -> Result<(), HardwareError> {
-        self.0.look(hardware)
+        self.0.look(hardware, Need::Done)
     }
 }
 

@@ -48,7 +48,7 @@ struct Hardware {
 
 impl Hardware {
     fn new(done: Done, bad: u64, patience: u32) -> Arc<Self> {
-        let host = Patience(patience);
+        let host = Patience::new(patience);
         let words = Words::new(&host, LG2 + 4, PhysAddr::new(u64::MAX)).unwrap();
         let ring = Ring::new(words, LG2, 1, Full::EmptyPlace);
         // Loom's locks are made with their first use, before there are threads.
@@ -161,7 +161,7 @@ impl Consumer<Patience> for Hardware {
     }
 }
 
-/// Runs a test in all interleavings with two preemptions, or often.
+/// Runs a test in all interleavings with three preemptions, or often.
 fn model(test: impl Fn() + Send + Sync + 'static) {
     #[cfg(loom)]
     {
@@ -277,6 +277,22 @@ mod alone {
     }
 
     #[test]
+    fn a_batch_without_commands_waits_for_a_fence_that_comes_after_it() {
+        let hardware = Hardware::new(Done::ByHead, u64::MAX, 3);
+        let ring = &hardware.ring;
+        let empty = || ring.place(&*hardware, 1, [], Behind::Fence).unwrap();
+        let _two = [empty(), empty()];
+        let batch = empty();
+        assert_eq!(batch, Batch { start: 2, end: 2, fence: None });
+        go(&hardware);
+        // The fences before it are done, and its own is placed by the first look.
+        assert_eq!(ring.wait(&*hardware, batch).unwrap_err().what, "late");
+        assert_eq!(ring.tail(), 3);
+        go(&hardware);
+        assert_eq!(ring.wait(&*hardware, batch), Ok(()));
+    }
+
+    #[test]
     fn hardware_that_lost_two_fences_gets_others() {
         let hardware = Hardware::new(Done::ByNumber, u64::MAX, 3);
         let ring = &hardware.ring;
@@ -328,7 +344,7 @@ mod alone {
         let ring = &hardware.ring;
         let bad = hardware.begin(1);
         go(&hardware);
-        ring.look(&*hardware).unwrap();
+        ring.look(&*hardware, Need::Done).unwrap();
         assert_eq!(ring.wait(&*hardware, bad).unwrap_err().what, "failed");
         go(&hardware);
         let good = hardware.begin(2);
@@ -350,28 +366,41 @@ mod alone {
     }
 
     #[test]
-    fn a_look_waits_for_no_lock_and_tries_none_that_another_has() {
+    fn a_look_waits_for_no_lock_but_the_last_and_tries_none_that_another_has() {
         for done in [Done::ByHead, Done::ByNumber] {
             let hardware = Hardware::new(done, u64::MAX, 50);
             let ring = &hardware.ring;
             let batch = hardware.begin(1);
-            let late = |tried| {
-                let before = (WAITED.get(), TRIED.get());
-                assert_eq!(ring.wait(&*hardware, batch).unwrap_err().what, "late");
-                assert_eq!((WAITED.get() - before.0, TRIED.get() - before.1), (0, tried));
-            };
-            // 50 looks, and a last one.
-            late(51);
+            // The last look of all is in its turn: nobody says that there was none.
+            let before = (WAITED.get(), TRIED.get());
+            assert_eq!(ring.wait(&*hardware, batch).unwrap_err().what, "late");
+            assert_eq!((WAITED.get() - before.0, TRIED.get() - before.1), (1, 51));
+            // While another one asks, a caller does nothing but look, and keeps its patience.
             ring.seen.is_asked.store(true, Ordering::Relaxed);
-            late(0);
-            ring.seen.is_asked.store(false, Ordering::Relaxed);
+            let before = (WAITED.get(), TRIED.get());
+            let mut looks = 0;
+            let waited = thread::scope(|scope| {
+                scope.spawn(|| {
+                    while hardware.host.calls() < 1000 {
+                        thread::yield_now();
+                    }
+                    go(&hardware);
+                    ring.seen.is_asked.store(false, Ordering::Relaxed);
+                });
+                looks = hardware.host.calls();
+                ring.wait(&*hardware, batch)
+            });
+            assert_eq!(waited, Ok(()));
+            assert!(hardware.host.calls() - looks > 50);
+            assert_eq!(WAITED.get() - before.0, 0);
+            assert!(TRIED.get() - before.1 <= 51);
             // Also one that waits for another's fence.
             let fence = |_| ring.place(&*hardware, 1, [], Behind::Fence).unwrap();
             (0..2).for_each(|nth| _ = fence(nth));
             let batch = hardware.begin(2);
             let before = WAITED.get();
             let _ = ring.wait(&*hardware, batch);
-            assert_eq!((WAITED.get() - before, batch.fence), (0, None));
+            assert_eq!((WAITED.get() - before, batch.fence), (1, None));
         }
     }
 

@@ -1,9 +1,9 @@
 //! The invalidation queue (6.5.2): a [`Ring`] whose hardware says in memory how far it is and by
 //! FSTS why it stopped.
 //!
-//! Behind each batch is a wait, which stores the batch's number to memory: the lower half of the
-//! position of its end. A wait is a fence, so that numbers are stored in their order: the one that
-//! is there says that all batches up to it are done.
+//! A fence is a wait, which stores a number to memory: the lower half of the position of its end. A
+//! wait ends behind all before it, so that numbers are stored in their order: the one that is there
+//! says that all batches up to it are done.
 
 use dmaspan::iommu::HardwareError;
 use dmaspan::{PhysAddr, lg2};
@@ -76,7 +76,7 @@ fn lg2_bytes<H: Host>(ring: &Ring<H>) -> u32 {
 /// A wait that stores to the word with that index behind the places.
 fn wait<H: Host>(ring: &Ring<H>, word: u64, position: u64) -> [u64; 2] {
     let store = ring.words.paddr().get() + lg2::size(lg2_bytes(ring)) + word * 8;
-    // The lower half tells it from those that can be there: see `State::stored`.
+    // The lower half tells it from those that can be there: see `Ring::stored`.
     let data = u32::try_from(position & u64::from(u32::MAX)).unwrap_or(0);
     Command::wait(store, data).words()
 }

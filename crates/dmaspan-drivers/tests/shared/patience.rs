@@ -3,7 +3,7 @@
 use std::boxed::Box;
 #[cfg(not(loom))]
 use std::cell::Cell;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use dmaspan::{PhysAddr, lg2};
 #[cfg(loom)]
@@ -104,7 +104,22 @@ unsafe impl Structure for Memory {
 }
 
 /// A host that waits so many polls.
-pub(crate) struct Patience(pub(crate) u32);
+pub(crate) struct Patience {
+    polls: u32,
+    calls: AtomicU32,
+}
+
+impl Patience {
+    pub(crate) fn new(polls: u32) -> Self {
+        Self { polls, calls: AtomicU32::new(0) }
+    }
+
+    /// How often it was asked whether to look again.
+    #[cfg(not(loom))]
+    pub(crate) fn calls(&self) -> u32 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
 
 #[expect(unsafe_code, reason = "the hardware of the tests has these words alone")]
 // SAFETY: the words are zero, and no hardware knows the address.
@@ -117,7 +132,8 @@ unsafe impl Host for Patience {
     }
 
     fn again(&self, polls: u32) -> Again {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         thread::yield_now();
-        if polls < self.0 { Again::Poll } else { Again::GiveUp }
+        if polls < self.polls { Again::Poll } else { Again::GiveUp }
     }
 }

@@ -112,10 +112,42 @@ fn memory_of_each_table_is_pinned_and_let_go() {
 }
 
 #[test]
-fn buffers_are_short_as_long_as_a_ring_has_room_for_many() {
-    let chunk = |len: u64| chunk_of(UserRange::from_len(dmaspan::UserAddr::new(0), len).unwrap());
-    assert_eq!((chunk(4096), chunk(64 << 30)), (64 << 20, 64 << 20));
-    assert_eq!((chunk((64 << 30) + 4096), chunk(1 << 46)), (1 << 30, 1 << 30));
+fn buffers_are_short_where_their_pages_and_ranges_are() {
+    let range = |len: u64| UserRange::from_len(dmaspan::UserAddr::new(0), len).unwrap();
+    let chunk = |len, page_size| chunk_of(range(len), page_size);
+    assert_eq!((chunk(4096, 4096), chunk(64 << 30, 2 << 20)), (64 << 20, 64 << 20));
+    assert_eq!((chunk((64 << 30) + 4096, 4096), chunk(1 << 46, 4096)), (1 << 30, 1 << 30));
+    assert_eq!(chunk(1 << 30, 1 << 30), 1 << 30);
+}
+
+#[test]
+fn long_buffers_are_used_where_slots_are_few() {
+    let registrar = match Registrar::io_uring() {
+        Ok(registrar) => registrar,
+        Err(error) => return eprintln!("SKIP: {error}"),
+    };
+    let Registrar::IoUring(tables) = &registrar else { unreachable!() };
+    let memory = Memory::new(MemoryKind::Base, 130 << 20).unwrap();
+    let start = memory.user_range().start().get();
+    let end = start + (130 << 20);
+    // Short buffers are cut at the first multiple of 64 MiB that is none of a GiB, long ones not.
+    let mut boundary = start.next_multiple_of(64 << 20);
+    if boundary.is_multiple_of(1 << 30) {
+        boundary += 64 << 20;
+    }
+    assert!(start < boundary && boundary < end, "{start:#x}");
+    let page = sys::page_size();
+    let around = dmaspan::UserAddr::new(boundary - page);
+    let range = UserRange::from_len(around, 2 * page).unwrap();
+    let offset = boundary - page - start;
+    let two = registrar.register(&memory, range, offset).unwrap();
+    assert_eq!(two.slots.len(), 2);
+    registrar.unregister(&memory, two).unwrap();
+    let taken = tables.take(SLOTS - 1).unwrap();
+    let one = registrar.register(&memory, range, offset).unwrap();
+    assert_eq!(one.slots.len(), 1);
+    registrar.unregister(&memory, one).unwrap();
+    tables.give_back(&taken);
 }
 
 #[test]

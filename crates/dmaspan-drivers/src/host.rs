@@ -224,22 +224,27 @@ pub(crate) fn poll<T>(host: &impl Host, mut look: impl FnMut() -> Option<T>) -> 
     poll_in_turn(host, || look().into())
 }
 
-/// As [`poll`], where several callers look in turn. Where another one looks, the host is asked as
-/// well, and the caller keeps its patience: that costs none of the time that a look takes.
+/// As [`poll`], where several callers look in turn. A look of another one is a poll for the host,
+/// too, which may leave it the CPU; a caller gives up when its own looks are as many as the host
+/// has patience for.
 pub(crate) fn poll_in_turn<T>(host: &impl Host, mut look: impl FnMut() -> Look<T>) -> Option<T> {
-    let mut polls = 0u32;
+    let (mut polls, mut own) = (0u32, 0u32);
     loop {
         match look() {
             Look::Answer(answer) => return Some(answer),
-            Look::Nothing => polls = polls.saturating_add(1),
+            Look::Nothing => own = own.saturating_add(1),
             Look::Elsewhere => {}
         }
+        polls = polls.saturating_add(1);
         if host.again(polls) == Again::GiveUp {
             // The time may have passed while nobody looked.
-            return match look() {
-                Look::Answer(answer) => Some(answer),
-                Look::Nothing | Look::Elsewhere => None,
-            };
+            if let Look::Answer(answer) = look() {
+                return Some(answer);
+            }
+            if own >= polls {
+                return None;
+            }
+            polls = 0;
         }
     }
 }

@@ -45,8 +45,8 @@ impl fmt::Display for PinMethod {
 
 /// The most slots that Linux allows a table (`IORING_MAX_REG_BUFFERS`), and that a pinner has.
 pub(crate) const SLOTS: u32 = 1 << 14;
-/// The slots of each of a pinner's tables. A GiB of huge pages is registered in a tenth of the time
-/// that a table of all slots takes.
+/// The slots of each of a pinner's tables. Huge pages are registered in a sixth to a tenth of the
+/// time that a table of all slots takes.
 const TABLE_SLOTS: u32 = 1 << 9;
 
 /// The longest buffer, in bytes. Kernels before the limit was raised refuse more than 1 GiB, and a

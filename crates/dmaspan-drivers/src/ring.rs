@@ -258,7 +258,8 @@ impl<'a, H: Host> Locked<'a, H> {
         let (seen, tail) = (&self.ring().seen, self.ring().tail());
         seen.status.store(status, Ordering::Relaxed);
         seen.spoiled.store(tail, Ordering::Release);
-        // Those that are not carried out never store their number. Who sees this sees the above.
+        // Fences that are not carried out never store their number. A caller that loads this end
+        // also loads the two values above.
         seen.done.store(tail, Ordering::Release);
     }
 
@@ -460,7 +461,7 @@ impl<H: Host> Ring<H> {
                 && tail - self.seen.done.load(Ordering::Acquire) < DISTANCE
         };
         if !has() || self.is_spoiled(self.head()) {
-            // Who asks may wait for the lock that is held here.
+            // It is only tried: the caller that asks may wait for the lock that is held here.
             let Some(asking) = self.try_asking() else { return Ok(Look::Elsewhere) };
             self.ask(consumer, &asking, Some(placing))?;
         }

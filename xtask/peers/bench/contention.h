@@ -53,7 +53,7 @@ static void *turns_of_cpu(void *p)
 	for (int turn = 0; turn < TURNS_BEFORE + TURNS; turn++) {
 		if (read(turns.token[cpu][0], &token, 1) != 1)
 			die("a turn was not given");
-		usleep(200);	/* who gave it waits for its next one now */
+		usleep(200);	/* by then the CPU that gave the turn waits for its next one */
 		mark = marks[turn < TURNS_BEFORE][cpu];
 		turns.work(cpu, turns.arg);
 		if (write(turns.token[(cpu + 1) % KSHIM_CPUS][1], &token, 1) != 1)

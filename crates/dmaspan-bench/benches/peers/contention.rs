@@ -112,7 +112,7 @@ fn turns(cpu: usize, mut token: PipeReader, mut next: PipeWriter, work: &impl Fn
     let turn = Turn { cpu, marks: Cell::new(&BEFORE[cpu]) };
     for nth in 0..TURNS_BEFORE + TURNS {
         token.read_exact(&mut [0]).expect("a turn is given");
-        // Who gave it waits for its next one now.
+        // By then the CPU that gave the turn waits for its next one.
         thread::sleep(Duration::from_micros(200));
         if nth == TURNS_BEFORE {
             turn.marks.set(&MARKS[cpu]);

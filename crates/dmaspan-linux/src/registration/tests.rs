@@ -5,6 +5,11 @@ fn memory(pages: u64) -> Memory {
     Memory::new(MemoryKind::Base, pages * sys::page_size()).unwrap()
 }
 
+/// A registrar with rings, where the system has any.
+fn rings() -> Option<Registrar> {
+    Registrar::io_uring().inspect_err(|error| eprintln!("SKIP: {error}")).ok()
+}
+
 fn removed(counts: &mut LockCounts, start: u64, end: u64) -> Vec<(u64, u64)> {
     let mut ranges = Vec::new();
     counts.remove(start, end, |start, end| ranges.push((start, end)));
@@ -73,11 +78,7 @@ fn lock_counts_agree_with_one_count_for_each_page() {
 
 #[test]
 fn full_tables_are_refused_and_say_how_many_slots_are_free() {
-    let tables = match Registrar::io_uring() {
-        Ok(Registrar::IoUring(tables)) => tables,
-        Ok(Registrar::Mlock) => unreachable!(),
-        Err(error) => return eprintln!("SKIP: {error}"),
-    };
+    let Some(Registrar::IoUring(tables)) = rings() else { return };
     let made = || tables.tables.iter().filter(|table| table.get().is_some()).count();
     assert_eq!(made(), 1);
     let first = tables.take(TABLE_SLOTS).unwrap();
@@ -93,10 +94,7 @@ fn full_tables_are_refused_and_say_how_many_slots_are_free() {
 
 #[test]
 fn memory_of_each_table_is_pinned_and_let_go() {
-    let registrar = match Registrar::io_uring() {
-        Ok(registrar) => registrar,
-        Err(error) => return eprintln!("SKIP: {error}"),
-    };
+    let Some(registrar) = rings() else { return };
     let Registrar::IoUring(tables) = &registrar else { unreachable!() };
     let memory = memory(1);
     let pins = || (0..TABLE_SLOTS + 2).map(|_| registrar.register(&memory, memory.user_range(), 0));
@@ -122,10 +120,7 @@ fn buffers_are_short_where_their_pages_and_ranges_are() {
 
 #[test]
 fn long_buffers_are_used_where_slots_are_few() {
-    let registrar = match Registrar::io_uring() {
-        Ok(registrar) => registrar,
-        Err(error) => return eprintln!("SKIP: {error}"),
-    };
+    let Some(registrar) = rings() else { return };
     let Registrar::IoUring(tables) = &registrar else { unreachable!() };
     let memory = Memory::new(MemoryKind::Base, 130 << 20).unwrap();
     let start = memory.user_range().start().get();
@@ -152,10 +147,7 @@ fn long_buffers_are_used_where_slots_are_few() {
 
 #[test]
 fn slots_of_a_failed_registration_are_free_again() {
-    let registrar = match Registrar::io_uring() {
-        Ok(registrar) => registrar,
-        Err(error) => return eprintln!("SKIP: {error}"),
-    };
+    let Some(registrar) = rings() else { return };
     let memory = memory(4);
     let Registrar::IoUring(tables) = &registrar else { unreachable!() };
     let free = || tables.free.lock().unwrap().len();

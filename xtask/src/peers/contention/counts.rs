@@ -242,8 +242,8 @@ mod tests {
             operation(1, &[of_other, table].concat()),
         ];
         let counts = Counts::of(&read(&trace.concat()).unwrap());
-        // Two operations, of which one or both have it. Who alone writes a line is not disturbed
-        // by itself.
+        // One or both of two operations have it. A CPU that alone writes a line does not disturb
+        // itself.
         let expected =
             Sums { locked: 1.0, writes: 0.0, table_writes: 1.0, loads: 0.5, table_loads: 1.0 };
         assert_eq!(counts.pair(), expected);

@@ -236,6 +236,27 @@ pub fn collisions_take_everything_back<S: Subject>() {
     });
 }
 
+/// The same for pages and pairs of pages whose table is there, and some of which are behind it.
+pub fn collisions_in_lists_of_pages_take_everything_back<S: Subject>() {
+    each::<S>(|format| {
+        let space = Space::of(&format);
+        let (granule, chunk) = (space.granule(), lg2::size(space.chunk()));
+        let start = space.aperture.start().get() + chunk - 9 * granule;
+        let spans: Vec<_> = (0..12u64)
+            .map(|n| span((4 * n + 1) * granule, granule * if n % 3 == 1 { 2 } else { 1 }))
+            .collect();
+        for occupied in 0..16 {
+            let mut tree = Tree::<S>::new(format.clone());
+            tree.map(start - granule, &[span(0, granule)], PROT).unwrap();
+            tree.map(start + occupied * granule, &[span(0, granule)], PROT).unwrap();
+            let before = (tree.contents(), tree.leaves(), tree.arena.tables());
+            let leaf = before.1[1].range;
+            assert_eq!(tree.map(start, &spans, PROT), Err(Error::Occupied { leaf }));
+            assert_eq!((tree.contents(), tree.leaves(), tree.arena.tables()), before);
+        }
+    });
+}
+
 /// Holes, parts of leaves, misaligned ranges and those outside of the aperture.
 pub fn unmaps_of_holes_and_parts_change_nothing<S: Subject>() {
     each::<S>(|format| {

@@ -159,6 +159,7 @@ macro_rules! format_suite {
             permissions_without_an_entry_are_refused,
             pages_over_leaves_change_nothing,
             collisions_take_everything_back,
+            collisions_in_lists_of_pages_take_everything_back,
             unmaps_of_holes_and_parts_change_nothing,
             nothing_to_unmap_gathers_nothing,
             owners_stay_in_their_range,

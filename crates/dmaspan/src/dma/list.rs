@@ -33,9 +33,9 @@ pub use end::UnmapListFailed;
 use layout::{Layout, Need, Packing, Part};
 pub(super) use layout::{Placed, Shape};
 
-/// Up to how many pieces of a dense list are mapped by a call each: the table has a shorter way for
-/// one run, and the stage need not be cleared.
-const FEW: usize = 4;
+/// The pieces of a dense list that a small stage has room for. A large one takes as many
+/// instructions to clear as they take to map.
+const FEW: usize = 8;
 
 /// Bytes of a list that a device uses as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -487,7 +487,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             }
             match need.packing {
                 Packing::Dense if pieces.len() <= FEW => {
-                    self.fill_dense::<1>(translation, pieces, base, direction, attrs)
+                    self.fill_dense::<FEW>(translation, pieces, base, direction, attrs)
                 }
                 Packing::Dense => {
                     self.fill_dense::<STAGE>(translation, pieces, base, direction, attrs)

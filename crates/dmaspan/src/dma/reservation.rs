@@ -5,7 +5,7 @@
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
 use alloc::vec::Vec;
-use core::{fmt, mem, slice};
+use core::{fmt, mem};
 
 use super::any::AnyTranslation;
 use super::attrs::{CpuSync, Privilege};
@@ -30,7 +30,7 @@ use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
-use crate::span::SpanBuf;
+use crate::span::{Span, SpanBuf};
 use crate::swiotlb::Fill;
 
 /// A range of addresses for a device, into which memory is linked. It owns that memory.
@@ -107,8 +107,10 @@ enum Settled {
 
 /// A piece of memory in a reservation.
 struct Link<T: Translation, B: BouncePool> {
-    /// Its granules.
-    range: IovaRange,
+    /// The first IOVA of its granules.
+    start: Iova,
+    /// The granules of the piece.
+    whole: Span,
     offset: u64,
     piece: Piece,
     memory: T::Memory,
@@ -120,6 +122,12 @@ struct Link<T: Translation, B: BouncePool> {
 impl<T: Translation, B: BouncePool> Link<T, B> {
     fn len(&self) -> u64 {
         self.piece.span.len()
+    }
+
+    /// The last IOVA of its granules.
+    #[inline(always)]
+    fn last(&self) -> Iova {
+        self.start.wrapping_add(self.whole.len() - 1)
     }
 }
 
@@ -325,11 +333,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
     ) -> Result<(), Refused<T::Memory>> {
         match self.find_place(reservation, offset, &memory) {
-            Ok(Placed { at, range, piece, slots }) => {
+            Ok(Placed { at, start, whole, piece, slots }) => {
                 reservation.mapped = reservation.mapped.min(at);
-                let link = Link { range, offset, piece, memory, slots, is_mapped: false };
+                let link = Link { start, whole, offset, piece, memory, slots, is_mapped: false };
                 // There is room: it was checked, and an insertion would not need it to be.
-                reservation.links.insert(at, link);
+                if at == reservation.links.len() {
+                    reservation.links.push(link);
+                } else {
+                    reservation.links.insert(at, link);
+                }
                 Ok(())
             }
             Err(error) => Err(Refused { error, memory: Some(memory) }),
@@ -364,6 +376,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             0 => Ok(()),
             // Without a stage that takes as many instructions to clear as the rest.
             1 => self.map_links::<STRETCHES>(reservation),
+            2..=8 => self.map_links::<8>(reservation),
             _ => self.map_links::<STAGE>(reservation),
         };
         // What is mapped of them when this fails stays so for the next call.
@@ -387,27 +400,31 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let mut room = SpanBuf::room::<N>();
         let mut stage = Stage::new(&*self.translation, &mut room);
         let mut ends = SpanBuf::room::<STRETCHES>();
-        for at in *mapped..links.len() {
-            let link = &links[at];
-            if link.is_mapped {
-                continue;
+        while *mapped < links.len() {
+            let mut at = *mapped;
+            for link in &links[at..] {
+                let piece = link.piece;
+                let prot = if piece.via == Via::Memory { of_memory } else { of_others };
+                let is_staged = link.is_mapped
+                    || match &link.slots {
+                        None => stage.put(link.start, &[link.whole], prot),
+                        slots => {
+                            let wholes = self.wholes(piece.span, slots.as_ref(), &mut ends)?;
+                            stage.put(link.start, wholes, prot)
+                        }
+                    };
+                if !is_staged {
+                    break;
+                }
+                if !link.is_mapped {
+                    self.observe_bytes(Iova::new(addr.get() + link.offset), piece.span.len());
+                }
+                at += 1;
             }
-            let (start, piece) = (link.range.start(), link.piece);
-            let prot = if piece.via == Via::Memory { of_memory } else { of_others };
-            let whole = self.shape().whole(piece.span);
-            let wholes = match &link.slots {
-                None => slice::from_ref(&whole),
-                slots => self.wholes(piece.span, slots.as_ref(), &mut ends)?,
-            };
-            if !stage.takes(start, wholes.len(), prot) {
-                map_stage(&mut stage, &mut links[*mapped..at])?;
-                *mapped = at;
-            }
-            self.observe_bytes(Iova::new(addr.get() + links[at].offset), piece.span.len());
-            stage.put(start, wholes, prot);
+            stage.map()?;
+            links[*mapped..at].iter_mut().for_each(|link| link.is_mapped = true);
+            *mapped = at;
         }
-        map_stage(&mut stage, &mut links[*mapped..])?;
-        *mapped = links.len();
         Ok(())
     }
 
@@ -436,7 +453,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let places = reservation.links_in(offset, len)?;
         let links = &reservation.links[places.clone()];
         let (Some(first), Some(last)) = (links.first(), links.last()) else { return Ok(()) };
-        let range = IovaRange::new(first.range.start(), last.range.last());
+        let range = IovaRange::new(first.start, last.last());
         if let Some(range) = range {
             self.settle(reservation, range)?;
         }
@@ -544,32 +561,29 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             return Err(Error::OutsideMapping { offset, len, mapped });
         }
         let iova = reservation.addr.get() + offset;
-        let granule_lg2 = self.translation.granule_lg2();
-        let start = lg2::align_down(iova, granule_lg2);
-        let last = (iova + (len - 1)) | lg2::mask(granule_lg2);
-        let range = IovaRange::new(Iova::new(start), Iova::new(last));
-        let range = range.ok_or(Error::OutsideMapping { offset, len, mapped })?;
+        let granule = lg2::mask(self.translation.granule_lg2());
+        let start = Iova::new(iova & !granule);
+        let last = Iova::new((iova + (len - 1)) | granule);
         // Most pieces come in their order.
-        let is_behind = |link: &Link<T, B>| link.range.last() < range.start();
+        let is_behind = |link: &Link<T, B>| link.last() < start;
         let at = match reservation.links.last() {
             Some(last) if !is_behind(last) => reservation.links.partition_point(is_behind),
             _ => reservation.links.len(),
         };
         if let Some(link) = reservation.links.get(at)
-            && link.range.intersection(range).is_some()
+            && link.start <= last
         {
             return Err(Error::CutsLink { offset: link.offset, len: link.len() });
         }
         if reservation.links.len() == reservation.links.capacity() {
             return Err(Error::NoRoom { pieces: reservation.links.len() + 1 });
         }
-        let granule = lg2::mask(granule_lg2);
         if (span.paddr().get() ^ iova) & granule != 0 {
-            let (offset, granule) = (span.paddr().get(), lg2::size(granule_lg2));
+            let (offset, granule) = (span.paddr().get(), granule + 1);
             return Err(Error::Misplaced { offset, granule });
         }
+        let (whole, last) = (self.shape().whole(span), self.translation.last_paddr());
         // So that no announcement fails for it.
-        let (whole, last) = (self.granules(span)?.0, self.translation.last_paddr());
         if whole.last() > last {
             let beyond = io_pgtable::Error::OutsideOutput { span: whole, last };
             return Err(iommu::Error::from(beyond).into());
@@ -582,7 +596,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if self.config.coherency == Coherency::NonCoherent {
             self.give_piece(piece, slots.as_ref(), CpuSync::Sync);
         }
-        Ok(Placed { at, range, piece, slots })
+        Ok(Placed { at, start, whole, piece, slots })
     }
 }
 
@@ -590,19 +604,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 struct Placed<B: BouncePool> {
     /// Its place among the links.
     at: usize,
-    range: IovaRange,
+    start: Iova,
+    whole: Span,
     piece: Piece,
     slots: Option<Slots<B::Slot>>,
-}
-
-/// Maps what is staged, which are those of the links that are not mapped yet.
-#[inline(always)]
-#[track_caller]
-fn map_stage<T: Translation, B: BouncePool>(
-    stage: &mut Stage<'_, T>,
-    links: &mut [Link<T, B>],
-) -> Result<(), Error> {
-    stage.map()?;
-    links.iter_mut().for_each(|link| link.is_mapped = true);
-    Ok(())
 }

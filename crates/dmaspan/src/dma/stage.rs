@@ -29,20 +29,18 @@ impl<'a, T: Sealed> Stage<'a, T> {
         Self { translation, spans: SpanBuf::new(room), start: at, end: at, prot: Prot::empty() }
     }
 
-    /// Whether so many spans, which go to `at` and on, can be put to those that are there:
-    /// otherwise these are to be [mapped](Self::map) first. An empty one takes as many as it has
-    /// room for.
+    /// Puts spans that go to `at` and on, and returns whether it did: where there is a gap, another
+    /// permission or no room, those that are there are to be [mapped](Self::map) first. An empty
+    /// stage takes as many as it has room for.
     #[inline(always)]
-    pub(super) fn takes(&self, at: Iova, count: usize, prot: Prot) -> bool {
-        let follows = at == self.end && prot == self.prot;
-        self.spans.is_empty() || follows && self.spans.capacity() - self.spans.len() >= count
-    }
-
-    /// Puts spans that it [takes](Self::takes).
-    #[inline(always)]
-    pub(super) fn put(&mut self, at: Iova, spans: &[Span], prot: Prot) {
+    pub(super) fn put(&mut self, at: Iova, spans: &[Span], prot: Prot) -> bool {
         if self.spans.is_empty() {
             (self.start, self.prot) = (at, prot);
+        } else if at != self.end
+            || prot != self.prot
+            || self.spans.capacity() - self.spans.len() < spans.len()
+        {
+            return false;
         }
         self.end = at;
         for &span in spans {
@@ -50,16 +48,17 @@ impl<'a, T: Sealed> Stage<'a, T> {
             let _ = self.spans.push(span);
             self.end = self.end.wrapping_add(span.len());
         }
+        true
     }
 
     /// Puts spans, once those are mapped that they cannot be put to.
     #[inline(always)]
     #[track_caller]
     pub(super) fn add(&mut self, at: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
-        if !self.takes(at, spans.len(), prot) {
+        if !self.put(at, spans, prot) {
             self.map()?;
+            self.put(at, spans, prot);
         }
-        self.put(at, spans, prot);
         Ok(())
     }
 

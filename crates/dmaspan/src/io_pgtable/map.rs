@@ -10,7 +10,7 @@ use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
 use super::format::{Entry, Format};
 use super::memory::{Fresh, TableMemory};
-use super::runs::{Run, Source};
+use super::runs::{Run, Runs, Source};
 use super::word::Word;
 use super::{PageTable, to_index, top_word};
 use crate::addr::{Iova, PhysAddr};
@@ -225,6 +225,35 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let level = F::level_of(lg2);
         let template = self.format.template(level, lg2, prot);
         Leaves { template, level, group: lg2 - F::shift(level) }
+    }
+
+    /// Maps the first of `runs`, as far as they are of the smallest leaves and lie in one table
+    /// that exists, and returns whether those were all. The rest, whatever stands in its way, is
+    /// for [`map_runs`](Self::map_runs): short lists pay for no cursor.
+    #[inline(always)]
+    pub(super) fn map_begin(&self, runs: &mut Runs<'_>, prot: Prot) -> bool {
+        let lg2 = F::GRANULE_LG2;
+        let leaves = self.leaves_of(lg2, prot);
+        if self.memory.coherency() == Coherency::NonCoherent {
+            // The links on the way may have to be written back.
+            return false;
+        }
+        let Ok(mut entries) = self.find(runs.iova(), leaves.level) else { return false };
+        loop {
+            let taken = self.fill_alike(runs, entries, 0, leaves, lg2);
+            entries = entries.get(taken..).unwrap_or(&[]);
+            let Some(run) = runs.next() else { return true };
+            let count = to_index(run.bytes >> lg2);
+            let here = entries.get(..count).unwrap_or(entries);
+            let is_alike = run.lg2 == lg2;
+            let fill = Fill { paddr: run.paddr, leaves };
+            let done = if is_alike { self.fill_shared(here, fill) } else { 0 };
+            if let Some(rest) = run.skip((done as u64) << lg2) {
+                runs.put_back(rest);
+                return false;
+            }
+            entries = entries.get(done..).unwrap_or(&[]);
+        }
     }
 
     /// Maps as much of a run as one table takes that exists, or all of it where it only lacks its

@@ -448,8 +448,11 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     fn map_list(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), MapUndone<M::List>> {
         let refuse = |error| MapUndone { error, retired: Retired::nothing() };
         let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
-        let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
-        let ends = (iova.get(), range.last().get());
+        let mut runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
+        if smallest == F::GRANULE_LG2 && self.table.map_begin(&mut runs, prot) {
+            return Ok(());
+        }
+        let ends = (runs.iova(), range.last().get());
         let (at, result) = self.table.map_runs(runs, ends, smallest, prot);
         result.map_err(|error| MapUndone { error, retired: self.withdraw(iova, at) })
     }

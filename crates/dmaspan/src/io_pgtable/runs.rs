@@ -95,6 +95,19 @@ impl<'s> Runs<'s> {
             bytes: 0,
         }
     }
+
+    /// Where the next run goes.
+    #[inline(always)]
+    pub(super) fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// Takes back a run, or the end of it, that it returned last.
+    #[inline(always)]
+    pub(super) fn put_back(&mut self, run: Run) {
+        (self.iova, self.paddr) = (run.iova, run.paddr);
+        self.bytes += run.bytes;
+    }
 }
 
 /// What a mapping is made of, in the order of IOVAs.

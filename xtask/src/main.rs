@@ -184,9 +184,9 @@ fn print_lines(checkout: &Path) -> Checked {
 }
 
 fn run_tidy() -> ExitCode {
-    let problems = match Tree::read(&xtask::root()) {
-        Ok(tree) => tidy::check(&tree),
-        Err(error) => vec![Problem::of_file(".", format!("the tree cannot be read: {error}"))],
+    let problems = match Tree::of_workspace() {
+        Ok(tree) => tidy::check(tree),
+        Err(why) => vec![Problem::of_file(".", why.to_owned())],
     };
     for problem in &problems {
         eprintln!("{problem}");

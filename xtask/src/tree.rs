@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::sync::LazyLock;
 
 use crate::lexer::{self, Lexed};
 
@@ -44,6 +45,18 @@ impl Tree {
         read_directory(root, "", &mut files)?;
         files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Self { files })
+    }
+
+    /// This workspace's, which is read once however many ask for it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`read`](Self::read), in a line.
+    pub fn of_workspace() -> Result<&'static Self, &'static str> {
+        static TREE: LazyLock<Result<Tree, String>> = LazyLock::new(|| {
+            Tree::read(&crate::root()).map_err(|error| format!("the tree cannot be read: {error}"))
+        });
+        TREE.as_ref().map_err(String::as_str)
     }
 
     /// A tree that was made up.

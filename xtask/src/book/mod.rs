@@ -29,7 +29,7 @@ const TOOLS: &str = "ci-tools";
 ///
 /// What is wrong, a line each.
 pub fn check() -> Checked {
-    let problems = sources(&tree()?);
+    let problems = sources(Tree::of_workspace()?);
     if !problems.is_empty() {
         return Err(problems.join("\n   "));
     }
@@ -61,10 +61,6 @@ pub fn check() -> Checked {
     } else {
         Err(problems.join("\n   "))
     }
-}
-
-fn tree() -> Result<Tree, String> {
-    Tree::read(&crate::root()).map_err(|error| format!("the tree cannot be read: {error}"))
 }
 
 /// mdBook where it is installed, in the version that is wanted.
@@ -160,7 +156,7 @@ mod tests {
 
     #[test]
     fn every_chapter_is_in_the_summary_and_includes_what_there_is() {
-        assert_eq!(sources(&tree().unwrap()), Vec::<String>::new());
+        assert_eq!(sources(Tree::of_workspace().unwrap()), Vec::<String>::new());
     }
 
     #[test]

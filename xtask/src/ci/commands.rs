@@ -218,7 +218,10 @@ const COMMANDS: &[Entry] = &[
 /// Runs all commands of README and book that no other check runs, each line once, and returns what
 /// failed; what a line printed is shown where it failed.
 pub(super) fn run(extent: Extent) -> Vec<String> {
-    let mut failed = unknown(&tree());
+    let mut failed = match Tree::of_workspace() {
+        Ok(tree) => unknown(tree),
+        Err(why) => vec![why.to_owned()],
+    };
     let mut lines: Vec<String> = Vec::new();
     for entry in COMMANDS {
         let form = match extent {
@@ -248,10 +251,6 @@ pub(super) fn run(extent: Extent) -> Vec<String> {
         }
     }
     failed
-}
-
-fn tree() -> Tree {
-    Tree::read(&crate::root()).unwrap_or_else(|_| Tree::of(&[]))
 }
 
 /// The README and the chapters of the book.
@@ -332,7 +331,7 @@ mod tests {
 
     #[test]
     fn every_command_of_the_documents_is_known_and_no_other() {
-        assert_eq!(unknown(&tree()), Vec::<String>::new());
+        assert_eq!(unknown(Tree::of_workspace().unwrap()), Vec::<String>::new());
     }
 
     #[test]

@@ -353,7 +353,7 @@ mod tests {
     /// What a kernel's author copies, and what each CPU has of its own, without comments.
     #[test]
     fn the_kernel_is_as_small_as_its_page_says() {
-        let tree = Tree::read(&crate::root()).unwrap();
+        let tree = Tree::of_workspace().unwrap();
         let lines = |path: &str| {
             let (file, rust) = tree.rust(path).next().unwrap();
             assert_eq!(file.path, path);

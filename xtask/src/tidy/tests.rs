@@ -2,9 +2,9 @@ use super::*;
 
 /// Asserts that a rule finds nothing in the workspace.
 fn holds(rule: Rule) {
-    let tree = Tree::read(&crate::root()).unwrap();
+    let tree = Tree::of_workspace().unwrap();
     assert!(tree.file("Cargo.toml").is_some(), "the workspace is not where it was expected");
-    let problems: Vec<String> = rule(&tree).iter().map(Problem::to_string).collect();
+    let problems: Vec<String> = rule(tree).iter().map(Problem::to_string).collect();
     assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
 }
 

@@ -20,41 +20,51 @@ pub(crate) struct NamedFormat {
     pub(crate) name: &'static str,
     /// What it is.
     pub(crate) about: &'static str,
-    /// Measures it.
-    pub(super) measure: fn(&Plan, &'static NamedFormat, &Progress) -> Result<Vec<Fields>, Failed>,
 }
 
-/// A format of this type, by this configuration.
-macro_rules! named {
-    ($name:literal, $about:literal, $format:ty, $($config:expr),+) => {
-        NamedFormat {
-            name: $name,
-            about: $about,
-            measure: |plan, named, progress| {
-                super::measure(plan, named, progress, || <$format>::new($($config),+))
-            },
+/// The formats by name, each of a type and by a configuration. The table has no pointers to what
+/// measures them: whatever reads names would be compiled with all of that.
+macro_rules! formats {
+    ($(($name:literal, $about:literal, $format:ty, $($config:expr),+);)+) => {
+        /// All of them, in the order of the report.
+        pub(crate) static FORMATS: &[NamedFormat] =
+            &[$(NamedFormat { name: $name, about: $about }),+];
+
+        /// Measures a format.
+        ///
+        /// # Errors
+        ///
+        /// A case that could not be measured.
+        pub(super) fn measure(
+            plan: &Plan,
+            named: &'static NamedFormat,
+            progress: &Progress,
+        ) -> Result<Vec<Fields>, Failed> {
+            match named.name {
+                $($name => super::measure(plan, named, progress, || <$format>::new($($config),+)),)+
+                name => Err(Failed::new(format_args!("no format is called {name:?}"))),
+            }
         }
     };
 }
 
-/// All of them, in the order of the report.
-pub(crate) static FORMATS: &[NamedFormat] = &[
-    named!("arm-lpae", "Arm 64-bit stage 1, granule 4K", ArmLpaeS1<12>, s1(48, 48)),
-    named!("arm-lpae-16k", "Arm 64-bit stage 1, granule 16K", ArmLpaeS1<14>, s1(48, 48)),
-    named!("arm-lpae-64k", "Arm 64-bit stage 1, granule 64K", ArmLpaeS1<16>, s1(48, 48)),
-    named!("arm-lpae-s2", "Arm 64-bit stage 2, granule 4K, 40 bits", ArmLpaeS2<12>, s2(40, 48)),
-    named!("arm-32-lpae", "Arm 32-bit long descriptors, stage 1", ArmLpae32S1, s1(32, 40)),
-    named!("arm-32-lpae-s2", "Arm 32-bit long descriptors, stage 2", ArmLpae32S2, s2(40, 40)),
-    named!("arm-v7s", "Arm short descriptors, with 16M", ArmV7s, v7s()),
-    named!("vtd-ss", "VT-d second stage, 4 levels", VtdSs, VtdSsConfig::new(48, 52)),
-    named!("x86-64", "x86-64 first stage, 4 levels", X86_64, X86_64Config::new(48, 52)),
-    named!("x86-64-la57", "x86-64 first stage, 5 levels", X86_64, X86_64Config::new(57, 52)),
-    named!("amd-v1", "AMD v1, a tree that grows from 3 levels on", AmdV1, AmdV1Config::new(64, 52)),
-    named!("riscv-sv39", "RISC-V Sv39", Riscv, RiscvConfig::new(RiscvMode::Sv39, 56)),
-    named!("riscv-sv48", "RISC-V Sv48", Riscv, RiscvConfig::new(RiscvMode::Sv48, 56)),
-    named!("riscv-sv57", "RISC-V Sv57", Riscv, RiscvConfig::new(RiscvMode::Sv57, 56)),
-    named!("mock", "a format for tests, granule 2K", MockFormat, 43, DirtyTracking::Off),
-];
+formats! {
+    ("arm-lpae", "Arm 64-bit stage 1, granule 4K", ArmLpaeS1<12>, s1(48, 48));
+    ("arm-lpae-16k", "Arm 64-bit stage 1, granule 16K", ArmLpaeS1<14>, s1(48, 48));
+    ("arm-lpae-64k", "Arm 64-bit stage 1, granule 64K", ArmLpaeS1<16>, s1(48, 48));
+    ("arm-lpae-s2", "Arm 64-bit stage 2, granule 4K, 40 bits", ArmLpaeS2<12>, s2(40, 48));
+    ("arm-32-lpae", "Arm 32-bit long descriptors, stage 1", ArmLpae32S1, s1(32, 40));
+    ("arm-32-lpae-s2", "Arm 32-bit long descriptors, stage 2", ArmLpae32S2, s2(40, 40));
+    ("arm-v7s", "Arm short descriptors, with 16M", ArmV7s, v7s());
+    ("vtd-ss", "VT-d second stage, 4 levels", VtdSs, VtdSsConfig::new(48, 52));
+    ("x86-64", "x86-64 first stage, 4 levels", X86_64, X86_64Config::new(48, 52));
+    ("x86-64-la57", "x86-64 first stage, 5 levels", X86_64, X86_64Config::new(57, 52));
+    ("amd-v1", "AMD v1, a tree that grows from 3 levels on", AmdV1, AmdV1Config::new(64, 52));
+    ("riscv-sv39", "RISC-V Sv39", Riscv, RiscvConfig::new(RiscvMode::Sv39, 56));
+    ("riscv-sv48", "RISC-V Sv48", Riscv, RiscvConfig::new(RiscvMode::Sv48, 56));
+    ("riscv-sv57", "RISC-V Sv57", Riscv, RiscvConfig::new(RiscvMode::Sv57, 56));
+    ("mock", "a format for tests, granule 2K", MockFormat, 43, DirtyTracking::Off);
+}
 
 fn s1(input_bits: u32, output_bits: u32) -> ArmLpaeS1Config {
     ArmLpaeS1Config::new(input_bits, output_bits)

@@ -55,7 +55,7 @@ impl Plan {
 pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     let mut rows = Vec::new();
     for format in &plan.formats {
-        let measured = (format.measure)(plan, format, progress);
+        let measured = formats::measure(plan, format, progress);
         rows.extend(measured.map_err(Failed::at(format.name))?);
     }
     Ok(report::report(plan, time::cpus(), rows))

@@ -241,7 +241,7 @@ pub fn collisions_in_lists_of_pages_take_everything_back<S: Subject>() {
     each::<S>(|format| {
         let space = Space::of(&format);
         let (granule, chunk) = (space.granule(), lg2::size(space.chunk()));
-        let start = space.aperture.start().get() + chunk - 9 * granule;
+        let start = space.aperture.start().get() + 16 * chunk - 9 * granule;
         let spans: Vec<_> = (0..12u64)
             .map(|n| span((4 * n + 1) * granule, granule * if n % 3 == 1 { 2 } else { 1 }))
             .collect();

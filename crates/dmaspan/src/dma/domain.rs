@@ -584,7 +584,7 @@ where
         spans: &[Span],
         prot: Prot,
     ) -> Result<(), Error> {
-        self.domain.map_pinned(iova, spans, prot).map(|_| ()).map_err(|f| self.refused(iova, f))
+        self.domain.map_pinned(iova, spans, prot).map_err(|failed| self.refused(iova, failed))
     }
 
     #[inline(always)]

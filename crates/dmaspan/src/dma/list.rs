@@ -17,7 +17,7 @@ use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Refused;
 use super::slots::{STRETCHES, Slots};
-use super::stage::{STAGE, Stage};
+use super::stage::{FEW, STAGE, Stage};
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
@@ -32,10 +32,6 @@ use crate::swiotlb::Fill;
 pub use end::UnmapListFailed;
 use layout::{Layout, Need, Packing, Part};
 pub(super) use layout::{Placed, Shape};
-
-/// The pieces of a dense list that a small stage has room for. A large one takes as many
-/// instructions to clear as they take to map.
-const FEW: usize = 8;
 
 /// Bytes of a list that a device uses as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -17,7 +17,7 @@ use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Refused;
 use super::slots::{STRETCHES, Slots};
-use super::stage::{STAGE, Stage};
+use super::stage::{FEW, STAGE, Stage};
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova};
 use crate::io_pgtable;
@@ -374,9 +374,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         self.translation.observe(&Event::Mapping { range, by: self.caller() });
         let mapped = match reservation.links.len() - reservation.mapped {
             0 => Ok(()),
-            // Without a stage that takes as many instructions to clear as the rest.
+            // Of one piece are slots for its two ends, and what lies between.
             1 => self.map_links::<STRETCHES>(reservation),
-            2..=8 => self.map_links::<8>(reservation),
+            2..=FEW => self.map_links::<FEW>(reservation),
             _ => self.map_links::<STAGE>(reservation),
         };
         // What is mapped of them when this fails stays so for the next call.

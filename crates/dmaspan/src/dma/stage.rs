@@ -11,6 +11,9 @@ use crate::span::{Span, SpanBuf};
 /// kilobyte of stack.
 pub(super) const STAGE: usize = 64;
 
+/// The same of short lists, which take no longer to map than a large stage takes to clear.
+pub(super) const FEW: usize = 8;
+
 /// Spans that are mapped one behind the other, with the same permissions.
 pub(super) struct Stage<'a, T> {
     translation: &'a T,

@@ -288,6 +288,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Owned { table: self, range, within, not_sync: PhantomData }
     }
 
+    /// All that the table translates, for the same.
+    #[inline(always)]
+    pub(crate) fn all(&self) -> Owned<'_, F, M> {
+        let range = self.geometry.aperture;
+        Owned { table: self, range, within: Some(range), not_sync: PhantomData }
+    }
+
     /// Whether the tables outlive this, because hardware may still walk them.
     pub(crate) fn leak(&mut self, leaked: Leaked) {
         self.leaked = leaked;

@@ -164,7 +164,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             error: domain::Error::Table(error.into()),
             unsynced: None,
         };
-        self.map_pinned(start, &[span.map_err(refused)?], prot).map(|_| ())
+        self.map_pinned(start, &[span.map_err(refused)?], prot)
     }
 
     /// Unmaps what was mapped before `hole` was refused, with one sync.

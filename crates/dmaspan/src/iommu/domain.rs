@@ -217,8 +217,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         spans: &[Span],
         prot: Prot,
     ) -> Result<(), MapFailed<M::List>> {
-        let range = self.map_pinned(iova, spans, prot)?;
-        self.sync_map(range)
+        self.map_pinned(iova, spans, prot)?;
+        self.sync_map(range_of(iova, spans))
     }
 
     /// Takes the translations of `range` away and adds the spans that they led to to `buf`: see
@@ -420,48 +420,56 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         iova: Iova,
         spans: &[Span],
         prot: Prot,
-    ) -> Result<IovaRange, MapFailed<M::List>> {
-        let refused = |error| MapFailed { error: Error::Table(error), unsynced: None };
-        if spans.is_empty() {
-            return Err(refused(io_pgtable::Error::NoSpans { iova }));
-        }
-        let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
-        let range = IovaRange::from_len(iova, bytes).map_err(|error| refused(error.into()))?;
-        let mut result = self.all().map_spans(iova, spans, prot);
-        let mut told = Ok(());
-        if let Err(io_pgtable::MapUndone { error: io_pgtable::Error::EmptyTable { .. }, retired }) =
-            result
-        {
-            if F::GROWS {
-                // The empty table may be the root that hardware walks, which stays while it does.
-                told = self.tell_root();
-            }
-            // Arm demands that an entry is broken, synced and then made when a table becomes a
-            // block (DDI 0487, D8.16.1), and no format is hurt by it.
-            let empty = io_pgtable::Error::EmptyTable { block: range }.into();
-            let error = self.take_back(empty, retired, prot)?;
-            match self.table.owned(range).reclaim(range) {
-                Ok(retired) => self.take_back(error, retired, prot)?,
-                Err(error) => return Err(refused(error)),
-            };
-            result = self.all().map_spans(iova, spans, prot);
-        }
-        match result {
+    ) -> Result<(), MapFailed<M::List>> {
+        match self.all().map_spans(iova, spans, prot) {
             Ok(()) => {
-                self.ops.observe(&Event::Mapped { range, spans, prot });
-                Ok(range)
+                self.ops.observe(&Event::Mapped { range: range_of(iova, spans), spans, prot })
             }
-            Err(failed) => {
-                let error = match (failed.error, told) {
-                    (io_pgtable::Error::EmptyTable { .. }, Err(source)) => {
-                        Error::Hardware { range, source }
-                    }
-                    (error, _) => error.into(),
-                };
-                self.take_back(error, failed.retired, prot)
-                    .and_then(|error| Err(MapFailed { error, unsynced: None }))
-            }
+            Err(undone) => self.map_again(undone, iova, spans, prot)?,
         }
+        Ok(())
+    }
+
+    /// Takes an empty table out of the way of what was to be mapped, and maps it then; what a
+    /// mapping that has failed otherwise leaves.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    fn map_again(
+        &self,
+        undone: io_pgtable::MapUndone<M::List>,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(), MapFailed<M::List>> {
+        let failed = |error| MapFailed { error, unsynced: None };
+        let io_pgtable::MapUndone { error: io_pgtable::Error::EmptyTable { .. }, retired } = undone
+        else {
+            let error = self.take_back(undone.error.into(), undone.retired, prot)?;
+            return Err(failed(error));
+        };
+        let range = range_of(iova, spans);
+        // The empty table may be the root that hardware walks, which stays while it does.
+        let told = if F::GROWS { self.tell_root() } else { Ok(()) };
+        // Arm demands that an entry is broken, synced and then made when a table becomes a
+        // block (DDI 0487, D8.16.1), and no format is hurt by it.
+        let empty = io_pgtable::Error::EmptyTable { block: range }.into();
+        let error = self.take_back(empty, retired, prot)?;
+        match self.table.owned(range).reclaim(range) {
+            Ok(retired) => self.take_back(error, retired, prot)?,
+            Err(error) => return Err(failed(error.into())),
+        };
+        let Err(undone) = self.all().map_spans(iova, spans, prot) else {
+            self.ops.observe(&Event::Mapped { range, spans, prot });
+            return Ok(());
+        };
+        let error = match (undone.error, told) {
+            (io_pgtable::Error::EmptyTable { .. }, Err(source)) => {
+                Error::Hardware { range, source }
+            }
+            (error, _) => error.into(),
+        };
+        Err(failed(self.take_back(error, undone.retired, prot)?))
     }
 
     /// Takes the empty tables out that lie in a range which the caller owns, and makes hardware
@@ -592,7 +600,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// The table, for callers that own what they work on.
     pub(crate) fn all(&self) -> Owned<'_, F, M> {
-        self.table.owned(self.table.geometry().aperture)
+        self.table.all()
     }
 
     #[inline(always)]
@@ -601,6 +609,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.unmapped(&unmapped.retired);
         Unsynced { domain: self, retired: Some(unmapped.retired), rest: unmapped.rest }
     }
+}
+
+/// The range that spans were mapped in, which the table has checked.
+#[inline(always)]
+fn range_of(iova: Iova, spans: &[Span]) -> IovaRange {
+    let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
+    IovaRange::from_len(iova, bytes).unwrap_or(IovaRange::point(iova))
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Domain<F, M, O> {

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds Linux's page tables, its allocator of IOVAs, its bounce pool, its DMA API and its container in
-# user space: ./build.sh WORKDIR [bytes | contention]
+# Builds Linux's page tables, its allocator of IOVAs, its bounce pool, its DMA API, its container and its
+# registered buffers in user space: ./build.sh WORKDIR [bytes | contention]
 #
 # Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt, iova,
-# swiotlb, swiotlb_copy, dma_lpae, dma_vtdss, container_lpae and container_vtdss, where BUILD is u or k; a
-# program that this Linux has no code for is not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
-# WORKDIR/bytes/bytes alone, the server for comparing tables; with `contention` BUILD is c, for four CPUs.
+# swiotlb, swiotlb_copy, dma_lpae, dma_vtdss, container_lpae, container_vtdss and registered, where BUILD is u
+# or k; a program that this Linux has no code for is not there, and WORKDIR/formats names the formats that
+# are. With `bytes` it leaves WORKDIR/bytes/bytes alone, the server for comparing tables; with `contention`
+# BUILD is c, for four CPUs.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,7 +27,7 @@ say() { echo "peers: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 tools=(gcc objcopy awk)
-[ -e "$tree/vfio/linux" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
+[ -e "$tree/uring/linux" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
 missing=()
 for tool in "${tools[@]}"; do
 	command -v "$tool" >/dev/null || missing+=("$tool")
@@ -40,13 +41,16 @@ members=(
 	drivers/iommu/{dma-iommu,iommu,iova,io-pgtable,io-pgtable-arm,io-pgtable-arm-v7s}.c
 	drivers/iommu/{dma-iommu,iommu-pages,io-pgtable-arm}.h
 	drivers/vfio/vfio_iommu_type1.c
+	io_uring/{alloc_cache,memmap,rsrc}.c
+	io_uring/{alloc_cache,filetable,register,rsrc}.h
 	include/linux/generic_pt
 	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
 	include/linux/{io-pgtable,iommu,iommu-helper,iova,iova_bitmap,swiotlb}.h
 	include/linux/rbtree{,_augmented,_types}.h
-	include/uapi/linux/{iommu,iommufd,vfio}.h
+	include/uapi/linux/{io_uring,iommu,iommufd,vfio}.h
 	kernel/dma/swiotlb.c
-	lib/rbtree.c
+	lib/{iov_iter,rbtree,xarray}.c
+	lib/radix-tree.h
 )
 
 # Only the DMA API and its callers get these; they are in the tree's folder `dma`.
@@ -54,6 +58,9 @@ of_dma=(include/linux/{dma-direction,dma-mapping,iommu-dma,scatterlist}.h)
 
 # What the container calls is cut out of these; they are in the tree's folder `vfio`.
 of_vfio=(include/linux/{mm,mm_inline}.h)
+
+# The ring alone gets these; they are in the tree's folder `uring`.
+of_uring=(include/linux/{bvec,io_uring_types,uio,xarray}.h)
 
 # The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
 # where the same mirror has it. apt gets lists and a cache of its own and runs no hooks: the
@@ -90,21 +97,28 @@ fetch() {
 	member=$(dpkg-deb --fsys-tarfile "$archive" | tar -tv |
 		awk '/^-.*\/usr\/src\/.*\.tar\.(xz|bz2)$/ { print $NF }')
 	# Not every version has all members.
-	members+=("${of_dma[@]}" "${of_vfio[@]}")
+	members+=("${of_dma[@]}" "${of_vfio[@]}" "${of_uring[@]}")
 	dpkg-deb --fsys-tarfile "$archive" | tar -xO "$member" | decompress "$member" |
 		tar -x -C "$tree.part" --strip-components=1 "${members[@]/#/$package/}" 2>"$work/tar.log" ||
 		[ -e "$tree.part/drivers/iommu/io-pgtable-arm.c" ] ||
 		fail "$package is not as expected: $(tail -n 1 "$work/tar.log")"
-	mkdir -p "$tree.part"/{dma,vfio}/linux
-	for member in "${of_dma[@]}"; do
-		[ ! -e "$tree.part/$member" ] || mv "$tree.part/$member" "$tree.part/dma/linux"
-	done
-	for member in "${of_vfio[@]}"; do
-		[ ! -e "$tree.part/$member" ] || mv "$tree.part/$member" "$tree.part/vfio/linux"
-	done
+	set_apart dma "${of_dma[@]}"
+	set_apart vfio "${of_vfio[@]}"
+	set_apart uring "${of_uring[@]}"
 	dpkg-deb -f "$archive" Version >"$tree.part/version"
 	rm -rf "$apt" "$tree"
 	mv "$tree.part" "$tree"
+}
+
+# set_apart FOLDER FILE...: where only those find them who ask for the folder
+set_apart() {
+	local folder=$tree.part/$1/linux file
+	shift
+
+	mkdir -p "$folder"
+	for file in "$@"; do
+		[ ! -e "$tree.part/$file" ] || mv "$tree.part/$file" "$folder"
+	done
 }
 
 decompress() {
@@ -129,7 +143,8 @@ stub_headers() {
 		done
 }
 
-# Whole functions of iommu.c: iommu_pgsize() to iommu_unmap_fast(), and what dma-iommu.c calls besides.
+# Whole functions of iommu.c: iommu_pgsize() to iommu_unmap_fast(), and what dma-iommu.c calls besides; and
+# those of other files that the container and the ring call.
 cut_core() {
 	local file=$tree/drivers/iommu/iommu.c
 
@@ -142,6 +157,11 @@ cut_core() {
 	# Where this Linux has it.
 	cat "$tree"/vfio/linux/*.h 2>/dev/null |
 		sed -n '/^static inline .*num_pages_contiguous(/,/^}/p' >"$work/cut/num_pages_contiguous.inc"
+	sed -n '/^struct page \*\*io_pin_pages(/,/^}/p' "$tree/io_uring/memmap.c" \
+		>"$work/cut/io_pin_pages.inc" 2>/dev/null || true
+	sed -n '/^void iov_iter_bvec(/,/^}/p' "$tree/lib/iov_iter.c" >"$work/cut/iov_iter_bvec.inc"
+	sed -n -e '/^enum iter_type {/,/^};/p' -e '/^struct iov_iter {/,/^};/p' "$tree/uring/linux/uio.h" \
+		>"$work/cut/iov_iter.inc"
 	grep -q '^EXPORT_SYMBOL_GPL(iommu_unmap_fast)' "$work/cut/iommu_core.inc" ||
 		fail "iommu.c has no iommu_pgsize() to iommu_unmap_fast()"
 }
@@ -153,7 +173,10 @@ include=(-I"$here/shim" -I"$here/bench" -isystem "$work/cut" -isystem "$tree"
 	-isystem "$tree/include" -isystem "$work/stubs" -include kshim.h)
 
 # The container, and those who share its notion of a process.
-vfio=(-DKSHIM_VFIO)
+vfio=(-DKSHIM_USER)
+
+# The ring, likewise.
+uring=(-DKSHIM_USER "-I$here/shim/uring" "-I$tree/uring")
 
 # The DMA API: what no benchmark calls of it is left out by the linker.
 dma=(-DKSHIM_DMA "-I$tree/dma" -ffunction-sections -Wl,--gc-sections)
@@ -251,6 +274,13 @@ build() {
 		say "SKIP: the container of this Linux does not build with these headers"
 	fi
 
+	if object "$b" "$here/shim/rsrc.c" rsrc "${uring[@]}"; then
+		program "$b" registered registered "${uring[@]}" -- rsrc.o
+		echo registered >>"$work/formats"
+	else
+		say "SKIP: the registered buffers of this Linux do not build with these headers"
+	fi
+
 	for fmt in amdv1 vtdss x86_64; do
 		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || continue
 		if object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"; then
@@ -275,7 +305,7 @@ build() {
 }
 
 # A tree that an earlier version of this script left may lack a file.
-[ -e "$tree/version" ] && [ -e "$tree/vfio/linux" ] || fetch
+[ -e "$tree/version" ] && [ -e "$tree/uring/linux" ] || fetch
 say "building what is compared of Linux $(cat "$tree/version")"
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)

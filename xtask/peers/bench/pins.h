@@ -4,7 +4,7 @@
  * a count. What else the kernel does is so many instructions.
  */
 #include <sys/mman.h>
-#include "vfio_mm.h"
+#include "user_mm.h"
 
 #define FIRST_FRAME 0x100000000UL	/* at 16 TiB */
 #define USER 0x7e0000000000UL
@@ -48,6 +48,14 @@ static void user_create(unsigned long pages, unsigned int order, enum lie lie, s
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 	if (map != pfn_to_page(FIRST_FRAME))
 		die("no room for the map of the user's pages");
+	for (unsigned long n = 0; order && n < user.leaves; n++) {
+		struct page *head = pfn_to_page(user.pfns[n]);
+
+		head->flags = PG_HEAD;
+		head->order = order;
+		for (unsigned long i = 1; i < 1UL << order; i++)
+			head[i].head = (unsigned long)head | 1;
+	}
 }
 
 /* Ends a user, of whom nothing may be pinned. */
@@ -60,7 +68,7 @@ static void user_destroy(void)
 	free(user.pfns);
 }
 
-static unsigned long user_pins(void)
+static __maybe_unused unsigned long user_pins(void)
 {
 	unsigned long pins = 0;
 
@@ -69,8 +77,17 @@ static unsigned long user_pins(void)
 	return pins;
 }
 
-long pin_user_pages_remote(struct mm_struct *mm, unsigned long start, unsigned long count,
-			   unsigned int flags, struct page **pages, int *locked)
+/* How many folios have pins. */
+static __maybe_unused unsigned long user_folios_pinned(void)
+{
+	unsigned long pinned = 0;
+
+	for (unsigned long n = 0; n < user.leaves; n++)
+		pinned += pfn_to_page(user.pfns[n])->pins > 0;
+	return pinned;
+}
+
+static __always_inline long pin_pages(unsigned long start, unsigned long count, struct page **pages)
 {
 	unsigned long next = (start - USER) >> PAGE_SHIFT, done = 0;
 	unsigned long in_folio = (1UL << user.order) - 1;
@@ -88,6 +105,17 @@ long pin_user_pages_remote(struct mm_struct *mm, unsigned long start, unsigned l
 	}
 	spend(user.cost.call + done * user.cost.page);
 	return done ? (long)done : -EFAULT;
+}
+
+long pin_user_pages_remote(struct mm_struct *mm, unsigned long start, unsigned long count,
+			   unsigned int flags, struct page **pages, int *locked)
+{
+	return pin_pages(start, count, pages);
+}
+
+int pin_user_pages_fast(unsigned long start, int count, unsigned int flags, struct page **pages)
+{
+	return pin_pages(start, count, pages);
 }
 
 void unpin_user_page_range_dirty_lock(struct page *page, unsigned long count, bool dirty)
@@ -111,4 +139,10 @@ void unpin_user_pages_dirty_lock(struct page **pages, unsigned long count, bool 
 {
 	for (unsigned long i = 0; i < count; i++)
 		unpin_user_page_range_dirty_lock(pages[i], 1, dirty);
+}
+
+void unpin_user_folio(struct folio *folio, unsigned long count)
+{
+	__atomic_fetch_sub(&folio->page.pins, count, __ATOMIC_RELAXED);
+	spend(count * user.cost.page);
 }

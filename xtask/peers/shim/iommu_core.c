@@ -17,7 +17,7 @@
 #include <linux/dma-mapping.h>
 #endif
 
-#if defined(KSHIM_DMA) || defined(KSHIM_VFIO)
+#if defined(KSHIM_DMA) || defined(KSHIM_USER)
 /* what callers of the core call besides, with what of a group it needs */
 struct iommu_group { struct iommu_domain *default_domain; };
 

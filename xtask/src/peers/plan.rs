@@ -36,6 +36,7 @@ const TYPE1_ARM: Peer =
     Peer { name: "vfio type1, arm", program: "container_lpae", format: "container_lpae" };
 const TYPE1_VTDSS: Peer =
     Peer { name: "vfio type1, vtdss", program: "container_vtdss", format: "container_vtdss" };
+const RSRC: Peer = Peer { name: "io_uring rsrc.c", program: "registered", format: "registered" };
 
 /// dmaspan's formats, in the order of the table, and what each is compared with.
 const FORMATS: [(&str, &[&Peer]); 5] = [
@@ -156,9 +157,67 @@ const CONTAINER_CASES: [&str; 18] = [
     "1g_hugetlb_dear",
 ];
 
+/// Cases of registered buffers, and Linux's.
+const REGISTERED_CASES: [(&str, &str); 54] = [
+    ("4k_cheap", "4k_cheap"),
+    ("4k_dear", "4k_dear"),
+    ("4k_ranges", "4k_cheap"),
+    ("64k_base_cheap", "64k_base_cheap"),
+    ("64k_base_dear", "64k_base_dear"),
+    ("64k_base_ranges", "64k_base_cheap"),
+    ("64k_folio_cheap", "64k_folio_cheap"),
+    ("64k_folio_dear", "64k_folio_dear"),
+    ("64k_folio_ranges", "64k_folio_cheap"),
+    ("16m_base_cheap", "16m_base_cheap"),
+    ("16m_base_dear", "16m_base_dear"),
+    ("16m_base_ranges", "16m_base_cheap"),
+    ("16m_run_cheap", "16m_run_cheap"),
+    ("16m_run_dear", "16m_run_dear"),
+    ("16m_run_ranges", "16m_run_cheap"),
+    ("16m_thp_cheap", "16m_thp_cheap"),
+    ("16m_thp_dear", "16m_thp_dear"),
+    ("16m_thp_ranges", "16m_thp_cheap"),
+    ("256m_base_cheap", "256m_base_cheap"),
+    ("256m_base_dear", "256m_base_dear"),
+    ("256m_base_ranges", "256m_base_cheap"),
+    ("256m_run_cheap", "256m_run_cheap"),
+    ("256m_run_dear", "256m_run_dear"),
+    ("256m_run_ranges", "256m_run_cheap"),
+    ("256m_thp_cheap", "256m_thp_cheap"),
+    ("256m_thp_dear", "256m_thp_dear"),
+    ("256m_thp_ranges", "256m_thp_cheap"),
+    ("1g_hugetlb_cheap", "1g_hugetlb_cheap"),
+    ("1g_hugetlb_dear", "1g_hugetlb_dear"),
+    ("1g_hugetlb_ranges", "1g_hugetlb_cheap"),
+    ("import_4k_256m_base", "import_4k_256m_base"),
+    ("import_4k_256m_run", "import_4k_256m_run"),
+    ("import_4k_256m_thp", "import_4k_256m_thp"),
+    ("import_4k_1g_hugetlb", "import_4k_1g_hugetlb"),
+    ("import_64k_256m_base", "import_64k_256m_base"),
+    ("import_64k_256m_run", "import_64k_256m_run"),
+    ("import_64k_256m_thp", "import_64k_256m_thp"),
+    ("import_64k_1g_hugetlb", "import_64k_1g_hugetlb"),
+    ("import_1m_256m_base", "import_1m_256m_base"),
+    ("import_1m_256m_run", "import_1m_256m_run"),
+    ("import_1m_256m_thp", "import_1m_256m_thp"),
+    ("import_1m_1g_hugetlb", "import_1m_1g_hugetlb"),
+    ("walk_4k_256m_base", "walk_4k_256m_base"),
+    ("walk_4k_256m_run", "walk_4k_256m_run"),
+    ("walk_4k_256m_thp", "walk_4k_256m_thp"),
+    ("walk_4k_1g_hugetlb", "walk_4k_1g_hugetlb"),
+    ("walk_64k_256m_base", "walk_64k_256m_base"),
+    ("walk_64k_256m_run", "walk_64k_256m_run"),
+    ("walk_64k_256m_thp", "walk_64k_256m_thp"),
+    ("walk_64k_1g_hugetlb", "walk_64k_1g_hugetlb"),
+    ("walk_1m_256m_base", "walk_1m_256m_base"),
+    ("walk_1m_256m_run", "walk_1m_256m_run"),
+    ("walk_1m_256m_thp", "walk_1m_256m_thp"),
+    ("walk_1m_1g_hugetlb", "walk_1m_1g_hugetlb"),
+];
+
 /// Programs that say what they map before they are measured, each with its format.
 pub(super) fn described() -> impl Iterator<Item = (&'static str, &'static Peer)> {
-    DMA_FORMATS.into_iter().chain(CONTAINER_FORMATS)
+    DMA_FORMATS.into_iter().chain(CONTAINER_FORMATS).chain([("registered", &RSRC)])
 }
 
 /// The bounce pool's cases, and who does the same.
@@ -334,6 +393,10 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
         }));
     }
     all.extend(container_comparisons());
+    all.extend(REGISTERED_CASES.map(|(case, theirs)| {
+        let versus = (Versus::Linux(&RSRC), theirs, "");
+        Comparison { goal: Some(1.0), ..against("registered", case, "pair", versus) }
+    }));
     all.retain(|comparison| comparison.name().contains(filter));
     all
 }

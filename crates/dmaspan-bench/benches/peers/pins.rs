@@ -98,6 +98,11 @@ impl User {
         self.folios.iter().map(|folio| folio.pins.load(Ordering::Relaxed)).sum()
     }
 
+    /// How many folios have pins.
+    pub(crate) fn folios_pinned(&self) -> usize {
+        self.folios.iter().filter(|folio| folio.pins.load(Ordering::Relaxed) > 0).count()
+    }
+
     #[inline(always)]
     fn folio(&self, paddr: u64) -> &Folio {
         &self.folios[index((paddr - MEMORY) >> self.folio_lg2)]

@@ -93,6 +93,7 @@ pub mod registration;
 pub mod vfio;
 
 mod os;
+mod parts;
 mod sys;
 mod wait;
 

@@ -2,11 +2,11 @@
 //!
 //! A registered buffer is the long-term pin that an ordinary process can have: its pages keep their
 //! frames (io_uring_register(2), `IORING_REGISTER_BUFFERS`). A pinner's pins share rings, whose
-//! tables of buffers are filled and emptied slot by slot, so a pin costs no file descriptor. The
-//! tables are short, and a pinner has more of them as it has more pins: for each huge page of a
-//! buffer kernels before 7.2 look through all of the table, so as to charge none twice
-//! (io_uring/rsrc.c, `headpage_already_acct`). So they charge a huge page twice that is in two
-//! tables.
+//! tables of buffers are filled and emptied slot by slot, so a pin costs no file descriptor. Of
+//! which table a buffer is says its address: parts of 512 MiB have tables in turn, up to 64. That
+//! has two reasons. For each huge page of a buffer kernels before 7.2 look through all of its
+//! table, so as to charge none twice (io_uring/rsrc.c, `headpage_already_acct`); and a ring's lock
+//! lets one thread register at a time, so several threads register a long range, each a part.
 //!
 //! Sparse tables need Linux 5.19. Older kernels lack them, and containers often forbid io_uring.
 //! Then memory is locked (mlock(2)): it stays resident, and the kernel may still move it to other
@@ -14,12 +14,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use dmaspan::{Errno, UserRange};
 
-use crate::mem::Memory;
+use crate::mem::{Memory, MemoryKind};
 use crate::os::{self, Size};
+use crate::parts;
 use crate::sys::uring::{Buffer, BufferTable};
 use crate::sys::{self};
 
@@ -45,9 +50,10 @@ impl fmt::Display for PinMethod {
 
 /// The most slots that Linux allows a table (`IORING_MAX_REG_BUFFERS`), and that a pinner has.
 pub(crate) const SLOTS: u32 = 1 << 14;
-/// The slots of each of a pinner's tables. Huge pages are registered in a sixth to a tenth of the
-/// time that a table of all slots takes.
-const TABLE_SLOTS: u32 = 1 << 9;
+/// The slots of each of a pinner's tables.
+const TABLE_SLOTS: u32 = 1 << 8;
+/// How many tables a pinner has at most.
+const TABLES: u32 = SLOTS / TABLE_SLOTS;
 
 /// The longest buffer, in bytes. Kernels before the limit was raised refuse more than 1 GiB, and a
 /// system call for each GiB costs nothing beside pinning it. Buffers are cut at multiples of it, so
@@ -61,6 +67,44 @@ const SHORT_CHUNK: u64 = 64 << 20;
 /// The longest range whose buffers are short.
 const SHORT_RANGE: u64 = 64 << 30;
 
+/// The memory whose buffers are in one table. 8 GiB of huge pages are registered in a quarter of
+/// the time that one table of all takes.
+const PART: u64 = 512 << 20;
+
+/// The most threads that register one range.
+const THREADS_MOST: usize = 4;
+/// What they are called.
+const THREAD_NAME: &str = "dmaspan-pin";
+
+/// The bytes of base pages for which a thread that registers them is worth its start: some
+/// milliseconds of work, as much as a busy machine lets a new thread wait for a CPU.
+const PIN_LEAST: u64 = 512 << 20;
+/// The same of huge pages, which are registered in a tenth of the time.
+const PIN_HUGE_LEAST: u64 = 4 << 30;
+/// The same for a thread that ends the registrations of base pages. Those of huge pages end in
+/// microseconds.
+const UNPIN_LEAST: u64 = 1 << 30;
+
+/// The [`PART`] of this memory. No page is in two parts, as each ring charges its pages; adopted
+/// memory may have any, which have 1 GiB at most on x86-64 and Arm.
+fn part_of(memory: &Memory) -> u64 {
+    let least = if memory.kind() == MemoryKind::Adopted { CHUNK } else { PART };
+    least.max(memory.page_size())
+}
+
+/// Whether memory has base pages alone.
+fn has_base_pages(memory: &Memory) -> bool {
+    memory.kind().leaf_size() == sys::page_size()
+}
+
+/// How many threads gain with `len` bytes, of at least `least` each.
+fn threads_for(len: u64, least: u64) -> usize {
+    if len / 2 < least {
+        return 1;
+    }
+    thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MOST)
+}
+
 /// The longest buffer of a range, of pages of so many bytes.
 fn chunk_of(range: UserRange, page_size: u64) -> u64 {
     match range.checked_len() {
@@ -73,8 +117,8 @@ fn chunk_of(range: UserRange, page_size: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// There is no ring to register with, or none for more pins: a pinner opens another one for
-    /// every 512 buffers, of 64 MiB most of them.
+    /// There is no ring to register with, or none for more pins: a pinner opens up to 64, as it
+    /// pins memory in more places or has more buffers.
     #[error("io_uring cannot be used ({}): {}", os::words(*errno), setup_advice(*errno))]
     Unavailable {
         /// What the kernel answered.
@@ -200,7 +244,7 @@ impl Registrar {
     pub(crate) fn io_uring() -> Result<Self, RegisterError> {
         let tables = Tables::new();
         // Whether there are rings shows with the first.
-        let slot = tables.take(1).map_err(|error| error.unavailable())?;
+        let slot = tables.take(&[(0, 1)]).map_err(|error| error.unavailable())?;
         tables.give_back(&slot);
         Ok(Self::IoUring(tables))
     }
@@ -253,7 +297,13 @@ impl Registrar {
         let Registration { offset, len, slots: filled } = registration;
         match self {
             Self::IoUring(tables) => {
-                filled.into_iter().map(|slot| tables.empty(slot)).fold(Ok(()), Result::and)
+                let empty = |slots: &&[u32]| {
+                    slots.iter().map(|slot| tables.empty(*slot)).fold(Ok(()), Result::and)
+                };
+                let parts = filled.chunk_by(|slot, next| table_of(*slot) == table_of(*next));
+                let least = if has_base_pages(memory) { UNPIN_LEAST } else { u64::MAX };
+                let threads = threads_for(to_u64(len), least);
+                parts::for_each(THREAD_NAME, threads, &parts.collect::<Vec<_>>(), empty)
             }
             Self::Mlock => {
                 let Ok(range) = memory.sub_range(to_u64(offset), to_u64(len)) else {
@@ -268,54 +318,114 @@ impl Registrar {
     }
 }
 
-/// Registers a range, a slot for each chunk.
+/// Registers a range, a slot for each chunk, by several threads where that gains.
 fn fill_slots(
     tables: &Tables,
     memory: &Memory,
     range: UserRange,
 ) -> Result<Vec<u32>, RegisterError> {
-    let base = memory.user_range().start().get();
-    let (mut at, last) = (range.start().get(), range.last().get());
-    let take = |chunk: u64| {
-        let needed = u32::try_from(last / chunk - at / chunk + 1).unwrap_or(u32::MAX);
-        let taken = tables.take(needed).map_err(|error| match error {
-            TakeError::Full { free } => {
-                RegisterError::TableFull { range, needed, free, limit: SLOTS }
-            }
-            TakeError::Unavailable { errno } => RegisterError::Unavailable { errno },
-        })?;
-        Ok((chunk, taken))
-    };
-    let short = take(chunk_of(range, memory.page_size()));
-    // Where slots are few, long buffers need fewer.
-    let (chunk, filled) = short.or_else(|error| match error {
-        RegisterError::TableFull { .. } => take(CHUNK),
-        error => Err(error),
+    let chunk = chunk_of(range, memory.page_size());
+    let part = part_of(memory).max(chunk);
+    let filling = Filling::take(tables, range, chunk, part).or_else(|_| {
+        // Where slots or rings are few, long buffers need fewer; the first ring is always there.
+        Filling::take(tables, range, CHUNK, u64::MAX)
     })?;
-    for (count, slot) in filled.iter().enumerate() {
-        // The chunk's last byte: the top of the space is in no memory, so nothing wraps.
-        let chunk_last = last.min(at | (chunk - 1));
-        let offset = usize::try_from(at - base);
-        let len = usize::try_from(chunk_last - at + 1);
-        let result = match (offset, len) {
-            (Ok(offset), Ok(len)) => memory
-                .mapping()
-                .part(offset, len)
-                .and_then(|start| tables.fill(*slot, Buffer { start, len })),
-            _ => Err(Errno::EINVAL),
-        };
-        if let Err(errno) = result {
-            let (done, untouched) = filled.split_at(count);
-            tables.give_back(untouched);
-            for slot in done {
-                // A slot that cannot be emptied is never used again.
-                let _ = tables.empty(*slot);
+    let least = if has_base_pages(memory) { PIN_LEAST } else { PIN_HUGE_LEAST };
+    let threads = threads_for(range.checked_len().unwrap_or(u64::MAX), least);
+    filling.fill(memory, threads).map_err(|errno| RegisterError::of(range, errno))?;
+    Ok(filling.keep())
+}
+
+/// A range that is being registered. Unless it is kept, its slots are emptied and given back.
+#[derive(Debug)]
+struct Filling<'t> {
+    tables: &'t Tables,
+    chunk: u64,
+    /// What the buffers of a table are of, as addresses and lengths, one behind the other.
+    parts: Vec<(u64, u64)>,
+    /// A slot for each chunk.
+    slots: Vec<u32>,
+}
+
+impl<'t> Filling<'t> {
+    /// Takes the slots, for each `part` bytes of the address space of another table.
+    fn take(
+        tables: &'t Tables,
+        range: UserRange,
+        chunk: u64,
+        part: u64,
+    ) -> Result<Self, RegisterError> {
+        let parts: Vec<_> = pieces(range.start().get(), range.last().get(), part).collect();
+        let wanted = parts.iter().map(|&(start, len)| {
+            let table = u32::try_from(start / part % u64::from(TABLES)).unwrap_or(0);
+            (table, pieces(start, start + (len - 1), chunk).count())
+        });
+        let wanted: Vec<_> = wanted.collect();
+        match tables.take(&wanted) {
+            Ok(slots) => Ok(Self { tables, chunk, parts, slots }),
+            Err(TakeError::Full { free }) => {
+                let needed = wanted.iter().map(|(_, count)| count).sum::<usize>();
+                let needed = u32::try_from(needed).unwrap_or(u32::MAX);
+                Err(RegisterError::TableFull { range, needed, free, limit: SLOTS })
             }
-            return Err(RegisterError::of(range, errno));
+            Err(TakeError::Unavailable { errno }) => Err(RegisterError::Unavailable { errno }),
         }
-        at = chunk_last + 1;
     }
-    Ok(filled)
+
+    /// Registers all of it by so many threads, or less where something fails.
+    fn fill(&self, memory: &Memory, threads: usize) -> Result<(), Errno> {
+        let failed = AtomicBool::new(false);
+        parts::for_each(THREAD_NAME, threads, &self.parts, |&(start, len)| {
+            for (start, len) in pieces(start, start + (len - 1), self.chunk) {
+                if failed.load(Ordering::Relaxed) {
+                    break;
+                }
+                let filled = self.fill_chunk(memory, start, len);
+                if filled.is_err() {
+                    failed.store(true, Ordering::Relaxed);
+                    return filled;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Registers what begins at `start` in the slot of its chunk.
+    fn fill_chunk(&self, memory: &Memory, start: u64, len: u64) -> Result<(), Errno> {
+        let begin = self.parts.first().map_or(start, |(begin, _)| *begin);
+        let place = usize::try_from(start / self.chunk - begin / self.chunk);
+        let offset = usize::try_from(start - memory.user_range().start().get());
+        let slot = place.ok().and_then(|place| self.slots.get(place));
+        let (Some(slot), Ok(offset), Ok(len)) = (slot, offset, usize::try_from(len)) else {
+            return Err(Errno::EINVAL);
+        };
+        let start = memory.mapping().part(offset, len)?;
+        self.tables.fill(*slot, Buffer { start, len })
+    }
+
+    /// The slots, which stay filled.
+    fn keep(mut self) -> Vec<u32> {
+        mem::take(&mut self.slots)
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            // The kernel also empties a slot that nothing is in. One that cannot be emptied is
+            // never used again.
+            let _ = self.tables.empty(*slot);
+        }
+    }
+}
+
+/// The pieces of `first..=last` between multiples of `step`, as addresses and lengths. User memory
+/// is not at the top of the space, so nothing wraps.
+fn pieces(first: u64, last: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {
+    (first / step..=last / step).map(move |number| {
+        let start = first.max(number * step);
+        (start, last.min(number * step + (step - 1)) - start + 1)
+    })
 }
 
 /// Tables of buffers, whose slots are numbered through.
@@ -323,8 +433,9 @@ fn fill_slots(
 pub(crate) struct Tables {
     /// Each is made when a slot of it is taken first.
     tables: Box<[OnceLock<BufferTable>]>,
-    /// The slots that are free. It has room for all, so that giving back allocates nothing.
-    free: Mutex<Vec<u32>>,
+    /// The slots of each table that are free. There is room for all, so that giving back allocates
+    /// nothing.
+    free: Mutex<Box<[Vec<u32>]>>,
 }
 
 /// The reason why there are no slots.
@@ -346,19 +457,30 @@ impl TakeError {
 
 impl Tables {
     fn new() -> Self {
-        let tables = (0..SLOTS / TABLE_SLOTS).map(|_| OnceLock::new()).collect();
-        // The lowest slot is taken first.
-        Self { tables, free: Mutex::new((0..SLOTS).rev().collect()) }
+        let tables = (0..TABLES).map(|_| OnceLock::new()).collect();
+        // The lowest slot of a table is taken first.
+        let slots = |table| (0..TABLE_SLOTS).rev().map(|at| table * TABLE_SLOTS + at).collect();
+        Self { tables, free: Mutex::new((0..TABLES).map(slots).collect()) }
     }
 
-    /// Takes `count` slots, and makes the tables that they are of.
-    fn take(&self, count: u32) -> Result<Vec<u32>, TakeError> {
+    /// Takes so many slots of a table, or of those behind it where it has fewer, for each that is
+    /// wanted, and makes the tables that they are of.
+    fn take(&self, wanted: &[(u32, usize)]) -> Result<Vec<u32>, TakeError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = usize::try_from(count).ok().and_then(|count| free.len().checked_sub(count));
-        let Some(left) = left else {
-            return Err(TakeError::Full { free: u32::try_from(free.len()).unwrap_or(SLOTS) });
-        };
-        let taken = free.split_off(left);
+        let needed = wanted.iter().map(|(_, count)| count).sum();
+        let left = free.iter().map(Vec::len).sum::<usize>();
+        if needed > left {
+            return Err(TakeError::Full { free: u32::try_from(left).unwrap_or(SLOTS) });
+        }
+        let mut taken = Vec::with_capacity(needed);
+        for (table, count) in wanted {
+            let end = taken.len() + count;
+            let (before, behind) = free.split_at_mut(table_of(table * TABLE_SLOTS));
+            for slots in behind.iter_mut().chain(before) {
+                let left = slots.len().saturating_sub(end - taken.len());
+                taken.extend(slots.drain(left..).rev());
+            }
+        }
         let made = taken.iter().try_for_each(|slot| match self.place(*slot) {
             Some((table, _)) if table.get().is_none() => {
                 // Tables are made under the lock alone, so nobody made it meanwhile.
@@ -369,7 +491,7 @@ impl Tables {
         match made {
             Ok(()) => Ok(taken),
             Err(errno) => {
-                free.extend(taken);
+                give_back_to(&mut free, &taken);
                 Err(TakeError::Unavailable { errno })
             }
         }
@@ -377,8 +499,7 @@ impl Tables {
 
     /// The table of a slot, and the slot's number there.
     fn place(&self, slot: u32) -> Option<(&OnceLock<BufferTable>, u32)> {
-        let table = usize::try_from(slot / TABLE_SLOTS).ok()?;
-        Some((self.tables.get(table)?, slot % TABLE_SLOTS))
+        Some((self.tables.get(table_of(slot))?, slot % TABLE_SLOTS))
     }
 
     /// The table of a slot that was taken, and the slot's number there.
@@ -394,7 +515,7 @@ impl Tables {
     }
 
     fn give_back(&self, slots: &[u32]) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(slots);
+        give_back_to(&mut self.free.lock().unwrap_or_else(PoisonError::into_inner), slots);
     }
 
     /// Empties a slot and gives it back. One that cannot be emptied stays taken.
@@ -403,6 +524,20 @@ impl Tables {
         table.empty(at)?;
         self.give_back(&[slot]);
         Ok(())
+    }
+}
+
+/// The number of a slot's table.
+fn table_of(slot: u32) -> usize {
+    // It is below 64.
+    usize::try_from(slot / TABLE_SLOTS).unwrap_or(0)
+}
+
+fn give_back_to(free: &mut [Vec<u32>], slots: &[u32]) {
+    for slot in slots.iter().rev() {
+        if let Some(free) = free.get_mut(table_of(*slot)) {
+            free.push(*slot);
+        }
     }
 }
 

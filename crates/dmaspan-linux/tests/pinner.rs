@@ -345,6 +345,35 @@ fn again_unprivileged(name: &str) -> Option<()> {
 }
 
 #[test]
+fn pins_go_on_where_no_more_rings_can_be_opened() {
+    let _turn = turn();
+    let name = "pins_go_on_where_no_more_rings_can_be_opened";
+    if env::var_os(ROLE).is_none() {
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"ulimit -n 64 && exec "$0" "$@""#]).arg(env::current_exe().unwrap());
+        let output = command.args(["--exact", name]).env(ROLE, name).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
+    }
+    let Some(pinner) = with(PinMethod::IoUring) else { return };
+    let before = status("VmPin");
+    // Memory that far apart has different rings.
+    let memory = memory(MemoryKind::Thp, (512 << 20) + (4 << 20));
+    let ends = [0, memory.len() - page()].map(|at| memory.sub_range(at, page()).unwrap());
+    let file = || fs::File::open("/dev/null");
+    let mut files: Vec<_> = std::iter::from_fn(|| file().ok()).collect();
+    let pinned = ends.map(|end| pinner.pin(&memory, end, Prot::READ_WRITE, &mut Vec::new()));
+    assert!(file().is_err());
+    files.clear();
+    assert!(status("VmPin") - before >= 2 * charged(page()));
+    for pin in pinned {
+        pinner.give_back(pin.unwrap());
+    }
+    assert_eq!(status("VmPin"), before);
+}
+
+#[test]
 fn without_privilege_pins_are_real_and_addresses_virtual() {
     let _turn = turn();
     if again_unprivileged("without_privilege_pins_are_real_and_addresses_virtual").is_some() {
@@ -377,9 +406,15 @@ fn more_than_the_limit_of_locked_memory_is_an_error_that_says_what_to_do() {
     for method in [PinMethod::IoUring, PinMethod::Mlock] {
         let Some(pinner) = with(method) else { continue };
         let before = status("VmPin") + status("VmLck");
-        let memory = memory(MemoryKind::Thp, 1 << 30);
+        // As much as several threads pin. The first 4 MiB, which the limit permits, are a buffer of
+        // their own.
+        let (len, first, step) = (1 << 30, 4 << 20, 64 << 20);
+        let memory = memory(MemoryKind::Base, len + step);
+        let start = memory.user_range().start().get();
+        let offset = (start + first).next_multiple_of(step) - first - start;
+        let range = memory.sub_range(offset, len).unwrap();
         let mut spans = Vec::new();
-        let error = match pinner.pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans) {
+        let error = match pinner.pin(&memory, range, Prot::READ_WRITE, &mut spans) {
             Ok(pin) => {
                 pinner.give_back(pin);
                 return eprintln!("SKIP: this system does not limit locked memory");
@@ -391,9 +426,10 @@ fn more_than_the_limit_of_locked_memory_is_an_error_that_says_what_to_do() {
             }) => error,
             Err(failed) => panic!("{method}: {failed:?}"),
         };
-        let RegisterError::MemlockExceeded { needed, limit, .. } = error else {
+        let RegisterError::MemlockExceeded { range: named, needed, limit } = error else {
             panic!("{method}: {error}")
         };
+        assert_eq!(named, range);
         let text = error.to_string();
         let enough = format!("ulimit -l {}", (needed + limit).div_ceil(1024));
         assert!(needed == 1 << 30 && text.contains(&enough), "{text}");

@@ -63,6 +63,11 @@ const OTHER_CPUS: Form = Check("other CPUs");
 
 const COMMANDS: &[Entry] = &[
     entry("cargo run --release -- map", With("64M --runs 1"), AsIs),
+    entry(
+        "cargo run --release -- map 2G --memory base",
+        Line("cargo run --release -- map 64M --memory base --runs 1"),
+        AsIs,
+    ),
     entry("cargo run --release -- devices", AsIs, AsIs),
     entry("cargo run --release -- plan --layout docs/layouts/laptop-39-bits.toml", FAILS, FAILS),
     entry("cargo run --release -- doctor", DOCTOR, DOCTOR),

@@ -5,12 +5,13 @@
 
 use std::num::NonZero;
 use std::sync::atomic::Ordering;
-use std::thread::{self, Builder};
+use std::thread;
 
 use dmaspan::{Errno, UserRange};
 
 use super::{AccessError, Memory, MemoryKind, OutsideMemory, PopulateError};
 use crate::os;
+use crate::parts;
 use crate::sys;
 use crate::sys::mapping::{Advice, Mapping};
 
@@ -84,34 +85,15 @@ impl Memory {
         let begin = os::align_down(offset, page);
         let end = (offset + range.len_less_one() + 1).next_multiple_of(page).min(self.len());
         let leaf = self.kind.leaf_size().max(page);
-        let parts = parts(begin, end, leaf, threads);
+        let threads = threads.get().min(THREADS_MOST);
+        let parts = parts::cut(begin, end, leaf, PART_LEAST.max(leaf), threads);
         let fallback = match self.kind {
             // A pin finds the pages. None is touched, because their kind is not known.
             MemoryKind::Adopted => Fallback::Leave,
             _ => Fallback::Touch,
         };
         let one = |&(offset, len): &(u64, u64)| populate(self, offset, len, fallback);
-        let Some((first, more)) = parts.split_first() else { return Ok(()) };
-        if more.is_empty() {
-            return one(first).map_err(failed);
-        }
-        let one = &one;
-        thread::scope(|scope| {
-            let spawn = |part| {
-                let thread = Builder::new().name("dmaspan-populate".to_owned());
-                // Where there is no thread to be had, this one does its part.
-                (thread.spawn_scoped(scope, move || one(part)).ok(), part)
-            };
-            let others: Vec<_> = more.iter().map(spawn).collect();
-            let mut result = one(first);
-            for (thread, part) in others {
-                let ended = thread
-                    .map_or_else(|| one(part), |thread| thread.join().unwrap_or(Err(Errno::EIO)));
-                result = result.and(ended);
-            }
-            result
-        })
-        .map_err(failed)
+        parts::for_each("dmaspan-populate", threads, &parts, one).map_err(failed)
     }
 }
 
@@ -120,23 +102,6 @@ impl Memory {
 enum Fallback {
     Leave,
     Touch,
-}
-
-/// Offsets and lengths of the parts that `begin..end` is populated in, which begin at multiples of
-/// `leaf` but for the first.
-fn parts(begin: u64, end: u64, leaf: u64, threads: NonZero<usize>) -> Vec<(u64, u64)> {
-    let len = end.saturating_sub(begin);
-    let threads = u64::try_from(threads.get().min(THREADS_MOST)).unwrap_or(1);
-    let count = (len / PART_LEAST.max(leaf)).clamp(1, threads);
-    let step = len.div_ceil(count).next_multiple_of(leaf);
-    let mut parts = Vec::new();
-    let mut at = begin;
-    while at < end {
-        let next = os::align_down(at.saturating_add(step), leaf).clamp(at + 1, end);
-        parts.push((at, next - at));
-        at = next;
-    }
-    parts
 }
 
 /// Allocates every page of `len` bytes from `offset`.
@@ -173,44 +138,6 @@ mod tests {
     use super::*;
 
     const M64: u64 = 64 << 20;
-    const G1: u64 = 1 << 30;
-
-    fn cut(begin: u64, end: u64, leaf: u64, threads: usize) -> Vec<(u64, u64)> {
-        parts(begin, end, leaf, NonZero::new(threads).unwrap())
-    }
-
-    #[test]
-    fn small_memory_is_one_part() {
-        assert_eq!(cut(0, 2 * M64 - 4096, 2 << 20, 16), [(0, 2 * M64 - 4096)]);
-        assert_eq!(cut(4096, 8192, 2 << 20, 16), [(4096, 4096)]);
-        assert_eq!(cut(0, 8 * M64, 2 << 20, 1), [(0, 8 * M64)]);
-        assert_eq!(cut(0, 0, 4096, 4), []);
-    }
-
-    #[test]
-    fn parts_are_disjoint_whole_and_begin_at_leaves() {
-        for (begin, end, leaf) in [
-            (0, 2 * M64, 2 << 20),
-            (4096, 7 * M64 + 12288, 2 << 20),
-            (3 << 20, 33 * M64, 2 << 20),
-            (0, 5 * G1, G1),
-            (0, 3 * M64 + 4096, 4096),
-        ] {
-            for threads in 1..40 {
-                let parts = cut(begin, end, leaf, threads);
-                assert!(parts.len() <= threads.min(THREADS_MOST) + 1, "{parts:?}");
-                let mut at = begin;
-                for (n, (start, len)) in parts.iter().enumerate() {
-                    assert_eq!(*start, at);
-                    assert!(*len > 0 && (n == 0 || start.is_multiple_of(leaf)), "{parts:?}");
-                    at += len;
-                }
-                assert_eq!(at, end);
-            }
-        }
-        assert_eq!(cut(0, 5 * G1, G1, 16).len(), 5);
-        assert_eq!(cut(0, 4 * M64, 2 << 20, 2), [(0, 2 * M64), (2 * M64, 2 * M64)]);
-    }
 
     #[test]
     fn large_memory_is_all_there_whoever_populates_it() {

@@ -76,20 +76,27 @@ fn lock_counts_agree_with_one_count_for_each_page() {
     assert!(counts.edges.is_empty(), "{counts:?}");
 }
 
+/// How many slots are free.
+fn free(tables: &Tables) -> usize {
+    tables.free.lock().unwrap().iter().map(Vec::len).sum()
+}
+
 #[test]
 fn full_tables_are_refused_and_say_how_many_slots_are_free() {
     let Some(Registrar::IoUring(tables)) = rings() else { return };
     let made = || tables.tables.iter().filter(|table| table.get().is_some()).count();
+    let all = |slots: u32| usize::try_from(slots).unwrap();
     assert_eq!(made(), 1);
-    let first = tables.take(TABLE_SLOTS).unwrap();
-    assert_eq!(made(), 1);
-    // The lowest slots are taken first, so tables are made one after the other.
-    let next = tables.take(1).unwrap();
-    assert_eq!((next[0], made()), (TABLE_SLOTS, 2));
-    let rest = tables.take(SLOTS - TABLE_SLOTS - 2).unwrap();
-    assert_eq!(tables.take(2), Err(TakeError::Full { free: 1 }));
+    let first = tables.take(&[(0, all(TABLE_SLOTS))]).unwrap();
+    assert_eq!((made(), first[0], first[255]), (1, 0, 255));
+    // Of a table that is full the next one takes the place, and the first that of the last.
+    let next = tables.take(&[(0, 1), (TABLES - 1, 1)]).unwrap();
+    assert_eq!((&*next, made()), (&[TABLE_SLOTS, SLOTS - TABLE_SLOTS][..], 3));
+    let rest = tables.take(&[(TABLES - 1, all(SLOTS - TABLE_SLOTS - 3))]).unwrap();
+    assert_eq!((rest[0], rest[255]), (SLOTS - TABLE_SLOTS + 1, TABLE_SLOTS + 1));
+    assert_eq!(tables.take(&[(3, 1), (4, 1)]), Err(TakeError::Full { free: 1 }));
     [first, next, rest].iter().for_each(|slots| tables.give_back(slots));
-    assert_eq!(tables.take(SLOTS).unwrap().len(), 1 << 14);
+    assert_eq!(tables.take(&[(5, all(SLOTS))]).unwrap().len(), 1 << 14);
 }
 
 #[test]
@@ -99,14 +106,88 @@ fn memory_of_each_table_is_pinned_and_let_go() {
     let memory = memory(1);
     let pins = || (0..TABLE_SLOTS + 2).map(|_| registrar.register(&memory, memory.user_range(), 0));
     let pins: Vec<_> = pins().map(Result::unwrap).collect();
-    assert_eq!(pins.last().unwrap().slots, [TABLE_SLOTS + 1]);
+    let table = pins[0].slots[0] / TABLE_SLOTS;
+    assert_eq!(u64::from(table), memory.user_range().start().get() / PART % u64::from(TABLES));
+    assert_eq!(pins.last().unwrap().slots, [(table + 1) % TABLES * TABLE_SLOTS + 1]);
     for pin in pins {
         registrar.unregister(&memory, pin).unwrap();
     }
-    assert_eq!(tables.free.lock().unwrap().len(), 1 << 14);
+    assert_eq!(free(tables), 1 << 14);
     // A slot that holds memory still cannot be had: the same number is taken again at once.
     let again = registrar.register(&memory, memory.user_range(), 0).unwrap();
     registrar.unregister(&memory, again).unwrap();
+}
+
+#[test]
+fn pieces_end_at_multiples_and_leave_nothing_out() {
+    let of = |first, last, step| pieces(first, last, step).collect::<Vec<_>>();
+    assert_eq!(of(3, 9, 4), [(3, 1), (4, 4), (8, 2)]);
+    assert_eq!(of(4, 7, 4), [(4, 4)]);
+    assert_eq!(of(5, 5, 4), [(5, 1)]);
+    assert_eq!(of(5, 1 << 50, u64::MAX), [(5, (1 << 50) - 4)]);
+}
+
+/// What is registered of 64 pages in chunks of 2 pages and in parts of 8.
+fn filling<'t>(tables: &'t Tables, memory: &Memory) -> Filling<'t> {
+    let page = sys::page_size();
+    Filling::take(tables, memory.user_range(), 2 * page, 8 * page).unwrap()
+}
+
+#[test]
+fn parts_are_in_tables_of_their_own_whichever_thread_registers_them() {
+    let Some(Registrar::IoUring(tables)) = rings() else { return };
+    let (memory, page) = (memory(64), sys::page_size());
+    for threads in [1, 2, 4] {
+        let filling = filling(&tables, &memory);
+        filling.fill(&memory, threads).unwrap();
+        let (start, last) = (memory.user_range().start().get(), memory.user_range().last().get());
+        for (at, _) in pieces(start, last, 2 * page) {
+            let place = usize::try_from(at / (2 * page) - start / (2 * page)).unwrap();
+            let table = at / (8 * page) % u64::from(TABLES);
+            assert_eq!(u64::from(filling.slots[place] / TABLE_SLOTS), table, "{at:#x}");
+        }
+        assert!(free(&tables) <= (1 << 14) - 32);
+        drop(filling);
+        assert_eq!(free(&tables), 1 << 14);
+    }
+}
+
+#[test]
+fn whichever_registration_fails_all_slots_are_free_again() {
+    let Some(Registrar::IoUring(tables)) = rings() else { return };
+    let memory = memory(64);
+    for threads in [1, 4] {
+        for fails in 0..32 {
+            let mut filling = filling(&tables, &memory);
+            // There is no such slot.
+            let slot = std::mem::replace(&mut filling.slots[fails], u32::MAX);
+            assert_eq!(filling.fill(&memory, threads), Err(Errno::EINVAL));
+            drop(filling);
+            tables.give_back(&[slot]);
+            assert_eq!(free(&tables), 1 << 14, "{fails}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_leaves_no_slot_taken() {
+    let Some(Registrar::IoUring(tables)) = rings() else { return };
+    let memory = memory(64);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let filling = filling(&tables, &memory);
+        filling.fill(&memory, 2).unwrap();
+        assert!(free(&tables) < 1 << 14);
+        panic!("while memory is registered");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(free(&tables), 1 << 14);
+}
+
+#[test]
+fn no_page_is_in_two_parts() {
+    assert_eq!(part_of(&memory(1)), PART);
+    let file = Memory::new(MemoryKind::Memfd, 1 << 20).unwrap();
+    assert_eq!(part_of(&file), PART);
 }
 
 #[test]
@@ -138,7 +219,7 @@ fn long_buffers_are_used_where_slots_are_few() {
     let two = registrar.register(&memory, range, offset).unwrap();
     assert_eq!(two.slots.len(), 2);
     registrar.unregister(&memory, two).unwrap();
-    let taken = tables.take(SLOTS - 1).unwrap();
+    let taken = tables.take(&[(0, usize::try_from(SLOTS - 1).unwrap())]).unwrap();
     let one = registrar.register(&memory, range, offset).unwrap();
     assert_eq!(one.slots.len(), 1);
     registrar.unregister(&memory, one).unwrap();
@@ -150,7 +231,7 @@ fn slots_of_a_failed_registration_are_free_again() {
     let Some(registrar) = rings() else { return };
     let memory = memory(4);
     let Registrar::IoUring(tables) = &registrar else { unreachable!() };
-    let free = || tables.free.lock().unwrap().len();
+    let free = || free(tables);
     let before = free();
     // The kernel refuses what is not mapped; this range starts in the memory and ends beyond it.
     let whole = memory.user_range();

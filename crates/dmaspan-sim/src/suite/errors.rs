@@ -245,7 +245,7 @@ pub fn collisions_in_lists_of_pages_take_everything_back<S: Subject>() {
         let spans: Vec<_> = (0..12u64)
             .map(|n| span((4 * n + 1) * granule, granule * if n % 3 == 1 { 2 } else { 1 }))
             .collect();
-        // The first page, the second of a pair, the last and the first beside a border, and the last.
+        // The first page, the second of a pair, those beside a border, and the last.
         for occupied in [0, 2, 8, 9, 15] {
             let mut tree = Tree::<S>::new(format.clone());
             tree.map(start - granule, &[span(0, granule)], PROT).unwrap();

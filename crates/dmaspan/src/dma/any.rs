@@ -19,6 +19,7 @@ use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::memory::{DmaMemory, FromRegistered, Piece, RawMemory, Registered};
 use super::reach::Indirect;
+use super::reservation::Link;
 use super::single::Unmapped;
 use crate::addr::{Iova, PhysAddr};
 use crate::iommu::Event;
@@ -320,6 +321,15 @@ impl Sealed for AnyTranslation {
         flush: Flush,
     ) -> Result<Unmapped<AnyMemory>, Error> {
         self.inner.unmap(promise, iovas, memory, flush)
+    }
+
+    fn unmap_linked(
+        &self,
+        promise: Promise<'_>,
+        iovas: Iovas,
+        links: Vec<Link<AnyMemory>>,
+    ) -> Result<(), Error> {
+        self.inner.unmap_linked(promise, iovas, links)
     }
 
     fn unlink(&self, promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {

@@ -1,5 +1,6 @@
 //! [`Direct`] stands in for a domain where nothing translates the addresses of a device.
 
+use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -9,6 +10,7 @@ use super::domain::translation::{Known, Sealed};
 use super::error::Error;
 use super::memory::DmaMemory;
 use super::reach::Typed;
+use super::reservation::Link;
 use super::single::Unmapped;
 use crate::addr::{Iova, PhysAddr};
 use crate::iommu::iova::{Iovas, Request};
@@ -136,6 +138,17 @@ impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
         // Nothing was mapped in any.
         drop(iovas);
         Ok(Unmapped::Released(memory))
+    }
+
+    fn unmap_linked(
+        &self,
+        _promise: Promise<'_>,
+        iovas: Iovas,
+        links: Vec<Link<H>>,
+    ) -> Result<(), Error> {
+        // Nobody calls this: there are no reservations. Kept for ever rather than released.
+        core::mem::forget((iovas, links));
+        Err(Error::Untranslated)
     }
 
     fn unlink(&self, _promise: Promise<'_>, _range: IovaRange) -> Result<(), Error> {

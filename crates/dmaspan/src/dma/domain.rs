@@ -1,14 +1,16 @@
 //! [`DmaDomain`] is a domain with its own IOVAs and flush queue, into which
 //! [`Device`](super::Device) maps buffers.
 
+use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::{fmt, iter};
 
 use super::any::AnyMemory;
 use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
-use super::memory::DmaMemory;
+use super::memory::{DmaMemory, Piece};
 use super::reach::Typed;
+use super::reservation::Link;
 use super::single::{Refused, Unmapped};
 use crate::addr::{Iova, PhysAddr};
 use crate::io_pgtable::{Arena, Format, Retired, TableMemory};
@@ -61,16 +63,27 @@ impl DmaConfig {
 #[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
 pub struct QueuedMapping<H> {
     pub(super) iovas: Iovas,
-    memory: ManuallyDrop<H>,
+    memory: ManuallyDrop<Mapped<H>>,
+}
+
+/// Memory that was mapped in one range of IOVAs.
+#[derive(Debug)]
+pub(super) enum Mapped<H> {
+    /// By one mapping.
+    Once(H),
+    /// Piece by piece, in a reservation.
+    Linked(Vec<Link<H>>),
 }
 
 impl<H> QueuedMapping<H> {
-    fn new(iovas: Iovas, memory: H) -> Self {
+    #[inline(always)]
+    fn new(iovas: Iovas, memory: Mapped<H>) -> Self {
         Self { iovas, memory: ManuallyDrop::new(memory) }
     }
 
     /// The memory, which no device uses any more.
-    fn into_parts(self) -> (Iovas, H) {
+    #[inline(always)]
+    fn into_parts(self) -> (Iovas, Mapped<H>) {
         (self.iovas, ManuallyDrop::into_inner(self.memory))
     }
 }
@@ -244,8 +257,11 @@ where
         // Never dropped: where a logger panics, too.
         let held = ManuallyDrop::new(held);
         let range = held.iovas.range();
-        let bytes = held.memory.pieces().iter().map(|piece| piece.span.len());
-        let memory_bytes = bytes.fold(0, u64::saturating_add);
+        let bytes = |bytes: u64, piece: &Piece| bytes.saturating_add(piece.span.len());
+        let memory_bytes = match &*held.memory {
+            Mapped::Once(memory) => memory.pieces().iter().fold(0, bytes),
+            Mapped::Linked(links) => links.iter().map(|link| &link.piece).fold(0, bytes),
+        };
         leak::count(Held { iovas: Some(range), memory: memory_bytes, slots: 0 });
         log::warn!(
             "{range} and the {memory_bytes:#x} bytes that were mapped there leak, because hardware \
@@ -308,12 +324,15 @@ pub trait Translation: translation::Sealed {}
 impl<T: translation::Sealed> Translation for T {}
 
 pub(super) mod translation {
+    use alloc::vec::Vec;
+
     use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
     use crate::addr::{DmaAddr, Iova, PhysAddr};
     use crate::dma::bounce::BouncePool;
     use crate::dma::device::{DeviceConfig, Place};
     use crate::dma::memory::DmaMemory;
     use crate::dma::reach::Reach;
+    use crate::dma::reservation::Link;
     use crate::dma::single::granules;
     use crate::iommu::iova::Align;
     use crate::label::{Caller, Label};
@@ -426,6 +445,16 @@ pub(super) mod translation {
             memory: Self::Memory,
             flush: Flush,
         ) -> Result<Unmapped<Self::Memory>, Error>;
+
+        /// Takes away what is linked in the IOVAs, holes or not. The queue releases them and the
+        /// memory when that is synced.
+        #[track_caller]
+        fn unmap_linked(
+            &self,
+            promise: Promise<'_>,
+            iovas: Iovas,
+            links: Vec<Link<Self::Memory>>,
+        ) -> Result<(), Error>;
 
         /// Takes away what is mapped in `range`, a part of IOVAs that the caller holds and goes on
         /// holding, and syncs. After an error hardware may use it: see [`hold`](Self::hold).
@@ -602,23 +631,32 @@ where
         memory: H,
         flush: Flush,
     ) -> Result<Unmapped<H>, Error> {
-        let range = iovas.range();
-        let held = QueuedMapping::new(iovas, memory);
-        let retired = self.domain.take_away(range);
-        let quarantined = |source| Error::Quarantined { range, source };
-        match flush {
-            Flush::Lazy => {
-                let platform = self.iovas.platform();
-                self.queue.push(retired, held, platform, self).map_err(quarantined)?;
-                Ok(Unmapped::Queued)
-            }
-            Flush::Strict => {
-                let held = self.queue.sync(retired, held, self).map_err(quarantined)?;
-                let (iovas, memory) = held.into_parts();
-                let _ = self.iovas.free(iovas);
-                Ok(Unmapped::Released(memory))
-            }
+        if flush == Flush::Lazy {
+            self.unmap_lazily(iovas, Mapped::Once(memory))?;
+            return Ok(Unmapped::Queued);
         }
+        let range = iovas.range();
+        let held = QueuedMapping::new(iovas, Mapped::Once(memory));
+        let retired = self.domain.take_away(range);
+        let synced = self.queue.sync(retired, held, self);
+        let (iovas, memory) =
+            synced.map_err(|source| Error::Quarantined { range, source })?.into_parts();
+        let _ = self.iovas.free(iovas);
+        match memory {
+            Mapped::Once(memory) => Ok(Unmapped::Released(memory)),
+            // Another's, which is released here as the queue would.
+            Mapped::Linked(_) => Ok(Unmapped::Queued),
+        }
+    }
+
+    #[track_caller]
+    fn unmap_linked(
+        &self,
+        _promise: Promise<'_>,
+        iovas: Iovas,
+        links: Vec<Link<H>>,
+    ) -> Result<(), Error> {
+        self.unmap_lazily(iovas, Mapped::Linked(links))
     }
 
     #[track_caller]
@@ -634,7 +672,7 @@ where
     #[track_caller]
     fn hold(&self, _promise: Promise<'_>, iovas: Iovas, memory: H) {
         let range = iovas.range();
-        let held = QueuedMapping::new(iovas, memory);
+        let held = QueuedMapping::new(iovas, Mapped::Once(memory));
         // All of the range is synced before it is released, whoever has what was taken back by now;
         // and other parts of it may still be mapped.
         let mut gather = self.domain.gather();
@@ -662,6 +700,17 @@ where
     P: Platform,
     H: DmaMemory,
 {
+    /// Takes away what is mapped in the IOVAs; the queue holds them and the memory until the sync.
+    #[inline(always)]
+    #[track_caller]
+    fn unmap_lazily(&self, iovas: Iovas, memory: Mapped<H>) -> Result<(), Error> {
+        let range = iovas.range();
+        let held = QueuedMapping::new(iovas, memory);
+        let retired = self.domain.take_away(range);
+        let pushed = self.queue.push(retired, held, self.iovas.platform(), self);
+        pushed.map_err(|source| Error::Quarantined { range, source })
+    }
+
     /// IOVAs where there were none: those that wait for a flush are free after one. It waits for no
     /// other thread: that may be what an interrupt, which maps, has interrupted. The request comes
     /// in parts, as in the space.

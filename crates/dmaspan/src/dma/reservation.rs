@@ -5,14 +5,15 @@
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::{fmt, mem};
 
 use super::any::AnyTranslation;
 use super::attrs::{CpuSync, Privilege};
 use super::bounce::BouncePool;
 use super::device::Device;
-use super::domain::Translation;
 use super::domain::translation::Sealed;
+use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Refused;
@@ -83,7 +84,9 @@ pub struct Reservation<T: Translation = AnyTranslation, B: BouncePool = <T as Se
     device: Id,
     iovas: Option<Iovas>,
     /// By offset.
-    links: Vec<Link<T, B>>,
+    links: Vec<Link<T::Memory>>,
+    /// The slots of those that are bounced, by offset.
+    bounced: Vec<BouncedLink<B>>,
     /// How many of them, from the first one on, are known to be mapped.
     mapped: usize,
     settled: Settled,
@@ -106,20 +109,20 @@ enum Settled {
 }
 
 /// A piece of memory in a reservation.
-struct Link<T: Translation, B: BouncePool> {
+#[derive(Debug)]
+pub struct Link<H> {
     /// The first IOVA of its granules.
     start: Iova,
     /// The granules of the piece.
     whole: Span,
     offset: u64,
-    piece: Piece,
-    memory: T::Memory,
-    slots: Option<Slots<B::Slot>>,
+    pub(super) piece: Piece,
+    memory: H,
     /// Whether an announcement has mapped it.
     is_mapped: bool,
 }
 
-impl<T: Translation, B: BouncePool> Link<T, B> {
+impl<H> Link<H> {
     fn len(&self) -> u64 {
         self.piece.span.len()
     }
@@ -129,6 +132,22 @@ impl<T: Translation, B: BouncePool> Link<T, B> {
     fn last(&self) -> Iova {
         self.start.wrapping_add(self.whole.len() - 1)
     }
+}
+
+/// The slots that stand in for the piece at an offset.
+struct BouncedLink<B: BouncePool> {
+    offset: u64,
+    slots: Slots<B::Slot>,
+}
+
+/// The slots of the piece at `offset`, where it has any.
+#[inline(always)]
+fn slots_at<B: BouncePool>(bounced: &[BouncedLink<B>], offset: u64) -> Option<&Slots<B::Slot>> {
+    if bounced.is_empty() {
+        return None;
+    }
+    let at = bounced.binary_search_by_key(&offset, |link| link.offset).ok()?;
+    bounced.get(at).map(|link| &link.slots)
 }
 
 impl<T: Translation, B: BouncePool> Reservation<T, B> {
@@ -167,7 +186,7 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
     }
 
     /// The links that lie in `len` bytes from `offset` on, by their places.
-    fn links_in(&self, offset: u64, len: u64) -> Result<core::ops::Range<usize>, Error> {
+    fn links_in(&self, offset: u64, len: u64) -> Result<Range<usize>, Error> {
         let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len);
         let end = end.ok_or(Error::OutsideMapping { offset, len, mapped: self.len })?;
         let first = self.links.partition_point(|link| link.offset + link.len() <= offset);
@@ -185,9 +204,11 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
     /// Leaks what it holds: a device may still use it.
     #[cold]
     fn leak(&mut self) {
-        let held = (mem::take(&mut self.links), self.iovas.take());
-        let lens = held.0.iter().map(|link| link.len());
-        let bounced = held.0.iter().filter(|link| link.slots.is_some()).map(|link| link.len());
+        let bounced = mem::take(&mut self.bounced);
+        let held = (mem::take(&mut self.links), self.iovas.take(), bounced);
+        let lens = held.0.iter().map(Link::len);
+        let is_bounced = |link: &&Link<T::Memory>| slots_at(&held.2, link.offset).is_some();
+        let bounced = held.0.iter().filter(is_bounced).map(Link::len);
         let (addr, len, links) = (self.addr, self.len, held.0.len());
         leak::count(Held {
             iovas: held.1.as_ref().map(Iovas::range),
@@ -240,8 +261,9 @@ pub struct ReserveRequest {
 pub struct DestroyFailed<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     /// The reason.
     pub error: Error,
-    /// The reservation, as it was. Destroy it again, or drop it: then it leaks.
-    pub reservation: Reservation<T, B>,
+    /// The reservation, as it was. Destroy it again, or drop it: then it leaks. `None` where it is
+    /// in quarantine, memory and all, until a [flush](crate::dma::DmaDomain::flush) succeeds.
+    pub reservation: Option<Reservation<T, B>>,
 }
 
 impl<T: Translation, B: BouncePool> From<DestroyFailed<T, B>> for Error {
@@ -288,6 +310,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let mut links = Vec::new();
         links.try_reserve_exact(pieces).map_err(|_| Error::NoRoom { pieces })?;
+        let mut bounced = Vec::new();
+        if self.may_bounce() {
+            bounced.try_reserve_exact(pieces).map_err(|_| Error::NoRoom { pieces })?;
+        }
         let whole = IovaRange::from_len(Iova::new(offset), len).map_err(iova::Error::from)?;
         let limit = Iova::new(self.config.limits.last);
         let bytes = whole.last().get().saturating_add(1);
@@ -299,6 +325,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             device: self.id(),
             iovas: Some(iovas),
             links,
+            bounced,
             mapped: 0,
             settled: Settled::Yes,
             state: State::Mapped,
@@ -335,7 +362,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         match self.find_place(reservation, offset, &memory) {
             Ok(Placed { at, start, whole, piece, slots }) => {
                 reservation.mapped = reservation.mapped.min(at);
-                let link = Link { start, whole, offset, piece, memory, slots, is_mapped: false };
+                let link = Link { start, whole, offset, piece, memory, is_mapped: false };
+                if let Some(slots) = slots {
+                    let bounced = &mut reservation.bounced;
+                    let at = bounced.partition_point(|link| link.offset < offset);
+                    bounced.insert(at, BouncedLink { offset, slots });
+                }
                 // There is room: it was checked, and an insertion would not need it to be.
                 if at == reservation.links.len() {
                     reservation.links.push(link);
@@ -394,7 +426,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[inline(always)]
     #[track_caller]
     fn map_links<const N: usize>(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
-        let Reservation { addr, links, mapped, direction, .. } = reservation;
+        let Reservation { addr, links, bounced, mapped, direction, .. } = reservation;
         let prot = |via| self.prot(via, *direction, Privilege::Any);
         let (of_memory, of_others) = (prot(Via::Memory), prot(Via::HostBridge));
         let mut room = SpanBuf::room::<N>();
@@ -406,10 +438,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 let piece = link.piece;
                 let prot = if piece.via == Via::Memory { of_memory } else { of_others };
                 let is_staged = link.is_mapped
-                    || match &link.slots {
+                    || match slots_at(bounced, link.offset) {
                         None => stage.put(link.start, &[link.whole], prot),
                         slots => {
-                            let wholes = self.wholes(piece.span, slots.as_ref(), &mut ends)?;
+                            let wholes = self.wholes(piece.span, slots, &mut ends)?;
                             stage.put(link.start, wholes, prot)
                         }
                     };
@@ -454,11 +486,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let links = &reservation.links[places.clone()];
         let (Some(first), Some(last)) = (links.first(), links.last()) else { return Ok(()) };
         let range = IovaRange::new(first.start, last.last());
+        let (first, end) = (first.offset, last.offset + last.len());
         if let Some(range) = range {
             self.settle(reservation, range)?;
         }
-        let direction = reservation.direction;
-        reservation.links[places.clone()].iter_mut().for_each(|l| self.finish_link(l, direction));
+        self.give_back(reservation, places.clone());
+        let bounced = &mut reservation.bounced;
+        let slots = bounced.partition_point(|link| link.offset < first)
+            ..bounced.partition_point(|link| link.offset < end);
+        bounced.drain(slots).for_each(|link| self.release(link.slots));
         let before = reservation.mapped.min(places.start);
         reservation.mapped = reservation.mapped.saturating_sub(places.len()).max(before);
         reservation.links.drain(places).for_each(|link| release(link.memory));
@@ -468,6 +504,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Ends a reservation: unmaps all of it with one sync, gives the memory to `release`, and frees
     /// the addresses.
     ///
+    /// In lazy mode it does not wait: the queue drops the memory and frees the addresses at its
+    /// flush, as for [`Unmapped::Queued`](super::Unmapped), and `release` is not called. So it is
+    /// where the device is trusted and no piece is bounced. A driver that wants the memory back
+    /// [unlinks](Self::unlink) it first.
+    ///
     /// # Errors
     ///
     /// [`DestroyFailed`], with the reservation: it is of another device, or hardware was not seen
@@ -475,28 +516,49 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Context
     ///
-    /// Waits for hardware. Allocates nothing.
+    /// As [`unmap`](Self::unmap). Allocates nothing.
     #[track_caller]
     pub fn destroy(
         &self,
         mut reservation: Reservation<T, B>,
         mut release: impl FnMut(T::Memory),
     ) -> Result<(), DestroyFailed<T, B>> {
-        // All of the range, for the tables in it: unlinked pieces left them empty.
-        let ended = match self.own(&reservation) {
-            Ok(range) => self.settle(&mut reservation, range),
-            Err(error) => Err(error),
+        let range = match self.own(&reservation) {
+            Ok(range) => range,
+            Err(error) => return Err(DestroyFailed { error, reservation: Some(reservation) }),
         };
-        if let Err(error) = ended {
-            return Err(DestroyFailed { error, reservation });
+        let is_settled = reservation.settled == Settled::Yes && reservation.bounced.is_empty();
+        if is_settled && self.flush_as(None) == Flush::Lazy {
+            return self.destroy_lazily(reservation, range);
+        }
+        // All of the range, for the tables in it: unlinked pieces left them empty.
+        if let Err(error) = self.settle(&mut reservation, range) {
+            return Err(DestroyFailed { error, reservation: Some(reservation) });
         }
         if let Some(iovas) = reservation.iovas.take() {
             self.translation.free(Promise::kept(), iovas);
         }
-        let direction = reservation.direction;
-        reservation.links.iter_mut().for_each(|link| self.finish_link(link, direction));
+        let all = 0..reservation.links.len();
+        self.give_back(&reservation, all);
+        reservation.bounced.drain(..).for_each(|link| self.release(link.slots));
         mem::take(&mut reservation.links).into_iter().for_each(|link| release(link.memory));
         Ok(())
+    }
+
+    /// The same by the flush queue.
+    #[track_caller]
+    fn destroy_lazily(
+        &self,
+        mut reservation: Reservation<T, B>,
+        range: IovaRange,
+    ) -> Result<(), DestroyFailed<T, B>> {
+        self.translation.observe(&Event::Unmapping { range, by: self.caller() });
+        // The memory is the queue's after the unmap.
+        self.give_back(&reservation, 0..reservation.links.len());
+        let Some(iovas) = reservation.iovas.take() else { return Ok(()) };
+        let links = mem::take(&mut reservation.links);
+        let unmapped = self.translation.unmap_linked(Promise::kept(), iovas, links);
+        unmapped.map_err(|error| DestroyFailed { error, reservation: None })
     }
 
     /// Makes hardware forget `range`, and what an earlier failure left.
@@ -529,15 +591,18 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Lets the CPU see a piece that no device reaches any more, and gives its slots back. This is
-    /// done for all pieces before the memory of the first one goes to its owner, whose code may
-    /// panic.
-    fn finish_link(&self, link: &mut Link<T, B>, direction: Direction) {
-        if self.config.coherency == Coherency::NonCoherent || link.slots.is_some() {
-            self.part_for_cpu(link.piece, link.slots.as_ref(), direction, 0, link.len());
+    /// Lets the CPU see what a device wrote to the links at these places. This is done for all of
+    /// them before the memory of the first one goes to its owner, whose code may panic.
+    fn give_back(&self, reservation: &Reservation<T, B>, places: Range<usize>) {
+        let Reservation { links, bounced, direction, .. } = reservation;
+        if self.config.coherency == Coherency::Coherent && bounced.is_empty() {
+            return;
         }
-        if let Some(slots) = link.slots.take() {
-            self.release(slots);
+        for link in &links[places] {
+            let slots = slots_at(bounced, link.offset);
+            if self.config.coherency == Coherency::NonCoherent || slots.is_some() {
+                self.part_for_cpu(link.piece, slots, *direction, 0, link.len());
+            }
         }
     }
 
@@ -565,7 +630,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let start = Iova::new(iova & !granule);
         let last = Iova::new((iova + (len - 1)) | granule);
         // Most pieces come in their order.
-        let is_behind = |link: &Link<T, B>| link.last() < start;
+        let is_behind = |link: &Link<T::Memory>| link.last() < start;
         let at = match reservation.links.last() {
             Some(last) if !is_behind(last) => reservation.links.partition_point(is_behind),
             _ => reservation.links.len(),

@@ -44,6 +44,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         self.other_way(span, via)
     }
 
+    /// Whether any piece of memory may have to be bounced.
+    #[inline(always)]
+    pub(super) fn may_bounce(&self) -> bool {
+        self.policy != Policy::Free
+    }
+
     fn other_way(&self, span: Span, via: Via) -> Result<Way, Error> {
         let last = self.config.limits.last;
         let is_near = span.last().get() <= last;

@@ -159,19 +159,26 @@ fn lists_reservations_scopes_and_raw_mappings_work_without_type_parameters() -> 
 
     let direction = Direction::ToDevice;
     let request = ReserveRequest { len: 0x2000, offset: 0, pieces: 2, direction };
+    let piece = Arc::new(ground.buffer(0, 0x1000));
     let mut reservation = device.reserve(request)?;
     for (n, offset) in [0, 0x1000].into_iter().enumerate() {
-        device.link(&mut reservation, offset, Box::new(ground.buffer(0, 0x1000)).into())?;
+        device.link(&mut reservation, offset, Arc::clone(&piece).into())?;
         assert_eq!(reservation.linked(), n + 1);
     }
     device.announce(&mut reservation)?;
     assert!(dma.read(reservation.addr(), 0x2000).is_some());
     driver.reservation = Some(reservation);
     let mut released = 0;
-    if let Some(reservation) = driver.reservation.take() {
-        device.destroy(reservation, |memory| released += memory.pieces().len())?;
+    if let Some(reservation) = &mut driver.reservation {
+        device.unlink(reservation, 0, 0x1000, |memory| released += memory.pieces().len())?;
     }
-    assert_eq!(released, 2);
+    assert_eq!(released, 1);
+    if let Some(reservation) = driver.reservation.take() {
+        device.destroy(reservation, |_| panic!("it waits for the flush"))?;
+    }
+    assert_eq!(Arc::strong_count(&piece), 2, "the queue has the other one");
+    device.flush()?;
+    assert_eq!(Arc::strong_count(&piece), 1);
 
     let attrs = Attrs::default();
     let ran = device.with_mapped(Arc::clone(&shared).into(), direction, attrs, |mapping| {

@@ -268,13 +268,17 @@ impl World {
                 self.devices[device].unmap_list(mapping).map_err(|failed| failed.mapping.is_none())
             }
             Live::Reservation(reservation) => {
-                match self.devices[device].destroy(reservation, drop) {
-                    Ok(()) => self.forget(&pages, Synced::Yes),
-                    Err(failed) => {
-                        // It is unmapped, and is destroyed another time.
-                        self.forget(&pages, Synced::Perhaps);
-                        self.live.push((device, Live::Reservation(failed.reservation), vec![]));
-                    }
+                let mut released = false;
+                let destroyed = self.devices[device].destroy(reservation, |memory| {
+                    released = true;
+                    drop(memory);
+                });
+                // Lazily the memory is the queue's.
+                self.forget(&pages, if released { Synced::Yes } else { Synced::Perhaps });
+                if let Err(failed) = destroyed {
+                    // It is unmapped, and is destroyed another time, unless it is in quarantine.
+                    let left = failed.reservation.map(Live::Reservation);
+                    self.live.extend(left.map(|left| (device, left, vec![])));
                 }
                 return;
             }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dmaspan::dma::{
-    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, NoPool, Piece, Reservation,
-    ReserveRequest, Via,
+    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, NoPool, Piece,
+    Reservation, ReserveRequest, Trust, Via,
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
-use dmaspan::iommu::Domain;
+use dmaspan::iommu::{Domain, flush_queue};
 use dmaspan::platform::OneThread;
-use dmaspan::{Direction, Iova, PhysAddr};
+use dmaspan::{Direction, DmaAddr, Iova, PhysAddr};
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -55,15 +55,31 @@ impl Rig {
     }
 
     fn over(arena: Arena, absent: AbsentEntries) -> Self {
+        Self::configured(arena, absent, DmaConfig::new(1), DeviceConfig::bits(48))
+    }
+
+    /// One whose unmaps wait for a flush, which comes with so many of them.
+    fn lazy(entries: usize, trust: Trust) -> Self {
+        let queue = flush_queue::Config { entries, max_age: u64::MAX };
+        let domain = DmaConfig { flush: Flush::Lazy, queue, ..DmaConfig::new(1) };
+        let device = DeviceConfig { trust, ..DeviceConfig::bits(48) };
+        Self::configured(arena(), AbsentEntries::NotCached, domain, device)
+    }
+
+    fn configured(
+        arena: Arena,
+        absent: AbsentEntries,
+        domain_config: DmaConfig,
+        device_config: DeviceConfig,
+    ) -> Self {
         let table = PageTable::new(format::<12>(48, 48), arena).unwrap();
         let walker = walker(table.format(), table.root());
         let config = IotlbConfig { absent, ..IotlbConfig::default() };
         let iotlb = Iotlb::with_config(walker, table.memory().clone(), config);
         let domain = Domain::new(table, iotlb.clone()).unwrap();
-        let translation = DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap();
+        let translation = DmaDomain::new(domain, domain_config, OneThread).unwrap();
         let translation = Arc::new(translation);
-        let config = DeviceConfig::bits(48);
-        let device = Device::new(Arc::clone(&translation), NoPool, config).unwrap();
+        let device = Device::new(Arc::clone(&translation), NoPool, device_config).unwrap();
         Self { device, translation, iotlb, alive: Arc::default() }
     }
 
@@ -91,6 +107,14 @@ impl Rig {
     ) -> Result<(), Error> {
         let linked = self.device.link(reservation, offset, self.memory(paddr, len));
         linked.map_err(|refused| refused.error)
+    }
+
+    /// Where a reservation is put.
+    fn reserve_and_end(&self, len: u64) -> DmaAddr {
+        let reservation = self.reserve(len, 0, 1);
+        let addr = reservation.addr();
+        self.device.destroy(reservation, drop).unwrap();
+        addr
     }
 
     /// Where the device gets for a byte of a reservation.
@@ -202,7 +226,7 @@ fn another_device_refuses_a_reservation() {
     assert_eq!(other.unlink(&mut reservation, 0, PAGE, drop), Err(foreign));
     let failed = other.destroy(reservation, drop).unwrap_err();
     assert_eq!(failed.error, foreign);
-    rig.device.destroy(failed.reservation, drop).unwrap();
+    rig.device.destroy(failed.reservation.unwrap(), drop).unwrap();
 }
 
 #[test]
@@ -218,9 +242,10 @@ fn what_hardware_does_not_forget_is_kept_until_it_does() {
     let failed = rig.device.destroy(reservation, drop).unwrap_err();
     assert!(matches!(failed.error, Error::Quarantined { .. }));
     assert_eq!(rig.alive(), 1);
-    assert_eq!(rig.reaches(&failed.reservation, PAGE), Some(0x8000_1000), "it still does");
+    let reservation = failed.reservation.unwrap();
+    assert_eq!(rig.reaches(&reservation, PAGE), Some(0x8000_1000), "it still does");
     rig.iotlb.fail_next_invalidations(0);
-    rig.device.destroy(failed.reservation, drop).unwrap();
+    rig.device.destroy(reservation, drop).unwrap();
     assert_eq!((rig.alive(), rig.iotlb.cached_leaves()), (0, 0));
 }
 
@@ -418,4 +443,60 @@ fn destroyed_reservations_leave_their_addresses_to_the_next_ones() {
         device.destroy(reservation, drop).unwrap();
     }
     assert_eq!(rig.translation.iovas().stats().live, 0);
+}
+
+/// Three pages that the device has used.
+fn used(rig: &Rig) -> Reservation<Translation> {
+    let mut reservation = rig.reserve(3 * PAGE, 0, 3);
+    for n in 0..3 {
+        rig.link(&mut reservation, n * PAGE, 0x8000_0000 + 2 * n * PAGE, PAGE).unwrap();
+    }
+    rig.device.announce(&mut reservation).unwrap();
+    assert!((0..3).all(|n| rig.reaches(&reservation, n * PAGE).is_some()));
+    reservation
+}
+
+#[test]
+fn a_lazy_reservation_is_one_entry_of_the_queue_which_has_its_memory_until_the_flush() {
+    let rig = Rig::lazy(256, Trust::Trusted);
+    let reservation = used(&rig);
+    let at = reservation.addr();
+    rig.device.destroy(reservation, |_| panic!("it is not released yet")).unwrap();
+    assert_eq!((rig.alive(), rig.translation.waiting()), (3, (1, 0)));
+    let other = rig.reserve(3 * PAGE, 0, 3);
+    assert_ne!(other.addr(), at, "the addresses are not free either");
+    rig.translation.flush().unwrap();
+    assert_eq!((rig.alive(), rig.translation.waiting()), (0, (0, 0)));
+    assert_eq!(rig.iotlb.cached_leaves(), 0);
+    assert_eq!(rig.reserve_and_end(3 * PAGE), at, "they are free again");
+    rig.device.destroy(other, drop).unwrap();
+}
+
+#[test]
+fn a_lazy_reservation_that_hardware_does_not_forget_is_in_quarantine_with_its_memory() {
+    let rig = Rig::lazy(1, Trust::Trusted);
+    let reservation = used(&rig);
+    rig.iotlb.fail_next_invalidations(1000);
+    let failed = rig.device.destroy(reservation, |_| panic!("a device may use it")).unwrap_err();
+    assert!(matches!(failed.error, Error::Quarantined { .. }));
+    assert!(failed.reservation.is_none());
+    assert_eq!((rig.alive(), rig.translation.waiting()), (3, (0, 1)));
+    assert!(rig.translation.flush().is_err());
+    assert_eq!(rig.alive(), 3);
+    rig.iotlb.fail_next_invalidations(0);
+    rig.translation.flush().unwrap();
+    assert_eq!((rig.alive(), rig.translation.waiting()), (0, (0, 0)));
+}
+
+#[test]
+fn a_reservation_of_an_untrusted_device_is_forgotten_before_its_memory_is_released() {
+    let rig = Rig::lazy(256, Trust::Untrusted);
+    let reservation = used(&rig);
+    let mut released = 0;
+    let forgotten = |_| {
+        assert_eq!(rig.iotlb.cached_leaves(), 0);
+        released += 1;
+    };
+    rig.device.destroy(reservation, forgotten).unwrap();
+    assert_eq!((released, rig.alive(), rig.translation.waiting()), (3, 0, (0, 0)));
 }

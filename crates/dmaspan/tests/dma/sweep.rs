@@ -255,7 +255,10 @@ fn reservation(rig: &Rig, device: &Dev) {
                 assert_eq!(after, State { tables: after.tables, ..before });
                 return;
             }
-            Err(failed) => reservation = failed.reservation,
+            Err(failed) => match failed.reservation {
+                Some(left) => reservation = left,
+                None => panic!("a strict one is given back"),
+            },
         }
     }
     panic!("two steps fail at most");

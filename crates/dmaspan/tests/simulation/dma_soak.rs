@@ -386,7 +386,7 @@ impl Soak {
             Mapped::Reserved(reservation) => {
                 let failed = device.destroy(reservation, drop).err()?;
                 self.refuse(failed.error);
-                let mapped = Mapped::Reserved(failed.reservation);
+                let mapped = Mapped::Reserved(failed.reservation?);
                 return Some(Held { mapped, parts: Vec::new(), ..held });
             }
         };

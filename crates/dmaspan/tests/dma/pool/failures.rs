@@ -55,7 +55,8 @@ fn operations<const G: u32, B: BouncePool>(
         let _ = device.unlink(&mut reservation, 0, 2 << G, drop);
     }
     while let Err(failed) = device.destroy(reservation, drop) {
-        reservation = failed.reservation;
+        let Some(left) = failed.reservation else { return };
+        reservation = left;
     }
 }
 

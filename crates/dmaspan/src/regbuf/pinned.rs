@@ -253,20 +253,23 @@ impl<P: Pinner> Pin<P> {
     }
 }
 
+#[expect(clippy::manual_try_fold, reason = "only an import's `fold` looks for no segment anew")]
 fn in_batches<A: Address, E>(
     spans: impl Iterator<Item = Span<A>>,
     room: &mut [Span<A>],
     mut take: impl FnMut(&[Span<A>]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut batch = SpanBuf::new(room);
-    for span in spans {
+    spans.fold(Ok(()), |result, span| {
+        result?;
         if batch.push(span).is_err() {
             take(batch.spans())?;
             batch.clear();
             // The room has a place.
             let _ = batch.push(span);
         }
-    }
+        Ok(())
+    })?;
     if batch.is_empty() { Ok(()) } else { take(batch.spans()) }
 }
 

@@ -189,6 +189,7 @@ const COMMANDS: &[Entry] = &[
     ),
     entry("cargo xtask guest --boot noiommu", GUESTS, GUESTS),
     entry("cargo xtask guest --kernel iommufd --boot viommu-pins", GUESTS, AsIs),
+    entry("cargo xtask guest --kernel iommufd --boot requests", GUESTS, AsIs),
     entry("dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3", GUESTS, GUESTS),
     entry(
         "cargo xtask guest --kernel 6.18 --icount --memory 3G --membar 32G --prepare \"settle 20\" \

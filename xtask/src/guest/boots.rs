@@ -392,6 +392,15 @@ pub(super) const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
+        name: "requests",
+        on: &[On::Named(&["iommufd"])],
+        time: Time::Counted,
+        memory: "4G",
+        seconds: 1800,
+        commands: &[NVME, "hugepages 512", "settle 20", "dmaspan-guest measure requests"],
+        ..PLAIN
+    },
+    Boot {
         name: "vfio-user",
         on: &[On::Newest],
         qemu: SERVED,

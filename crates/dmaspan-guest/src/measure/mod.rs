@@ -10,6 +10,7 @@ mod folios;
 mod pins;
 mod raw;
 mod registered;
+mod requests;
 mod tables;
 mod vm;
 
@@ -33,6 +34,7 @@ pub(crate) fn run(name: &str) -> Option<ExitCode> {
         "registered" => registered::measure(),
         "bounce" => bounce::measure(),
         "pins" => pins::measure(),
+        "requests" => requests::measure(),
         _ => return None,
     };
     Some(match measured {

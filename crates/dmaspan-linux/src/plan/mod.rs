@@ -6,7 +6,8 @@
 //! 1. checks them, all at once, before the space is asked for anything: apertures, alignment,
 //!    overlap, how many maps there may be ([`PlanError`] says which region and what to do);
 //! 2. merges neighbours into the fewest maps, since each costs a system call and the kernel allows
-//!    only so many;
+//!    only so many; it cuts none, as no request is too long (those of 16 MiB take up to 6 % more
+//!    instructions than one of 1 GiB, and shorter ones up to six times as many);
 //! 3. finds IOVAs that permit large leaves;
 //! 4. populates memory that has no pages yet, by several threads;
 //! 5. maps, and takes everything back where the space refuses one.

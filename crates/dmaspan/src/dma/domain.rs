@@ -8,24 +8,24 @@ use core::{fmt, iter};
 use super::any::AnyMemory;
 use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
-use super::memory::{DmaMemory, Piece};
+use super::memory::DmaMemory;
+use super::queued::{Mapped, QueuedMapping};
 use super::reach::Typed;
 use super::reservation::Link;
 use super::single::{Refused, Unmapped};
 use crate::addr::{Iova, PhysAddr};
-use crate::io_pgtable::{Arena, Format, Retired, TableMemory};
+use crate::io_pgtable::{Arena, Format, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{self, Align, Iovas, Request, Space};
 use crate::iommu::soft::SoftIommu;
-use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
+use crate::iommu::{Domain, Event, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::label::Caller;
-use crate::leak::{self, Held};
+use crate::lg2;
 use crate::platform::{OneThread, Platform};
 use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::Span;
-use crate::{lg2, log};
 
 /// When hardware is told about an unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,36 +55,6 @@ impl DmaConfig {
     /// Strict, with caches for so many CPUs.
     pub fn new(cpus: usize) -> Self {
         Self { cpus, flush: Flush::Strict, queue: flush_queue::Config::default() }
-    }
-}
-
-/// IOVAs and the memory that was mapped there. Dropped, both leak: a device may still use them.
-#[derive(Debug)]
-#[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
-pub struct QueuedMapping<H> {
-    pub(super) iovas: Iovas,
-    memory: ManuallyDrop<Mapped<H>>,
-}
-
-/// Memory that was mapped in one range of IOVAs.
-#[derive(Debug)]
-pub(super) enum Mapped<H> {
-    /// By one mapping.
-    Once(H),
-    /// Piece by piece, in a reservation.
-    Linked(Vec<Link<H>>),
-}
-
-impl<H> QueuedMapping<H> {
-    #[inline(always)]
-    fn new(iovas: Iovas, memory: Mapped<H>) -> Self {
-        Self { iovas, memory: ManuallyDrop::new(memory) }
-    }
-
-    /// The memory, which no device uses any more.
-    #[inline(always)]
-    fn into_parts(self) -> (Iovas, Mapped<H>) {
-        (self.iovas, ManuallyDrop::into_inner(self.memory))
     }
 }
 
@@ -203,70 +173,6 @@ where
     /// As for [`flush`](Self::flush).
     pub fn waiting(&self) -> (usize, usize) {
         self.queue.waiting()
-    }
-}
-
-impl<F, M, O, P, H> Flusher for DmaDomain<F, M, O, P, H>
-where
-    F: Format,
-    M: TableMemory<F::Word>,
-    O: IommuOps,
-    P: Platform,
-    H: DmaMemory,
-{
-    type List = M::List;
-    type QueuedMapping = QueuedMapping<H>;
-
-    #[inline(always)]
-    fn gather(&self) -> Gather<M::List> {
-        self.domain.gather()
-    }
-
-    #[inline(always)]
-    fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
-        self.domain.add_own(gather, retired);
-    }
-
-    fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
-        self.domain.merge_own(gather, more);
-    }
-
-    fn sync(&self, gather: Gather<M::List>) -> Result<(), SyncFailed<M::List>> {
-        self.domain.sync_own(gather).map(|_| ())
-    }
-
-    #[inline(always)]
-    fn sync_one(&self, retired: Retired<M::List>) -> Result<(), SyncFailed<M::List>> {
-        self.domain.sync_retired(retired)
-    }
-
-    #[inline(always)]
-    fn release(&self, held: QueuedMapping<H>) {
-        let (iovas, memory) = held.into_parts();
-        // Of this space: nobody else makes what is held.
-        let _ = self.iovas.free(iovas);
-        drop(memory);
-    }
-
-    fn range(&self, held: &QueuedMapping<H>) -> IovaRange {
-        held.iovas.range()
-    }
-
-    #[cold]
-    fn leak(&self, held: QueuedMapping<H>) {
-        // Never dropped: where a logger panics, too.
-        let held = ManuallyDrop::new(held);
-        let range = held.iovas.range();
-        let bytes = |bytes: u64, piece: &Piece| bytes.saturating_add(piece.span.len());
-        let memory_bytes = match &*held.memory {
-            Mapped::Once(memory) => memory.pieces().iter().fold(0, bytes),
-            Mapped::Linked(links) => links.iter().map(|link| &link.piece).fold(0, bytes),
-        };
-        leak::count(Held { iovas: Some(range), memory: memory_bytes, slots: 0 });
-        log::warn!(
-            "{range} and the {memory_bytes:#x} bytes that were mapped there leak, because hardware \
-             did not confirm that it forgot them: reset the device and its IOMMU"
-        );
     }
 }
 

@@ -139,6 +139,7 @@ mod domain;
 mod error;
 mod list;
 mod memory;
+mod queued;
 mod raw;
 mod reach;
 mod registered;

@@ -540,7 +540,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let all = 0..reservation.links.len();
         self.give_back(&reservation, all);
-        reservation.bounced.drain(..).for_each(|link| self.release(link.slots));
+        mem::take(&mut reservation.bounced).into_iter().for_each(|link| self.release(link.slots));
         mem::take(&mut reservation.links).into_iter().for_each(|link| release(link.memory));
         Ok(())
     }

@@ -2,8 +2,9 @@
 
 use core::fmt;
 
-use super::domain::{DmaDomain, QueuedMapping};
+use super::domain::DmaDomain;
 use super::memory::DmaMemory;
+use super::queued::QueuedMapping;
 use crate::io_pgtable::{Format, MappedRun, TableMemory};
 use crate::iommu::IommuOps;
 use crate::iommu::flush_queue::QueuedFor;

@@ -1,0 +1,117 @@
+//! The entries of a [`DmaDomain`]'s flush queue: IOVAs and memory that wait for a sync.
+
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+
+use super::domain::DmaDomain;
+use super::memory::{DmaMemory, Piece};
+use super::reservation::Link;
+use crate::io_pgtable::{Format, Retired, TableMemory};
+use crate::iommu::flush_queue::Flusher;
+use crate::iommu::iova::Iovas;
+use crate::iommu::{Gather, IommuOps, SyncFailed};
+use crate::leak::{self, Held};
+use crate::log;
+use crate::platform::Platform;
+use crate::range::IovaRange;
+
+/// IOVAs and the memory that was mapped there. Dropped, both leak: a device may still use them.
+#[derive(Debug)]
+#[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
+pub struct QueuedMapping<H> {
+    pub(super) iovas: Iovas,
+    memory: ManuallyDrop<Mapped<H>>,
+}
+
+/// Memory that was mapped in one range of IOVAs.
+#[derive(Debug)]
+pub(super) enum Mapped<H> {
+    /// By one mapping.
+    Once(H),
+    /// Piece by piece, in a reservation.
+    Linked(Vec<Link<H>>),
+}
+
+impl<H> QueuedMapping<H> {
+    #[inline(always)]
+    pub(super) fn new(iovas: Iovas, memory: Mapped<H>) -> Self {
+        Self { iovas, memory: ManuallyDrop::new(memory) }
+    }
+
+    /// The memory, which no device uses any more.
+    #[inline(always)]
+    pub(super) fn into_parts(self) -> (Iovas, Mapped<H>) {
+        (self.iovas, ManuallyDrop::into_inner(self.memory))
+    }
+}
+
+impl<H: DmaMemory> QueuedMapping<H> {
+    /// How much memory it is.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = |bytes: u64, piece: &Piece| bytes.saturating_add(piece.span.len());
+        match &*self.memory {
+            Mapped::Once(memory) => memory.pieces().iter().fold(0, bytes),
+            Mapped::Linked(links) => links.iter().map(|link| &link.piece).fold(0, bytes),
+        }
+    }
+}
+
+impl<F, M, O, P, H> Flusher for DmaDomain<F, M, O, P, H>
+where
+    F: Format,
+    M: TableMemory<F::Word>,
+    O: IommuOps,
+    P: Platform,
+    H: DmaMemory,
+{
+    type List = M::List;
+    type QueuedMapping = QueuedMapping<H>;
+
+    #[inline(always)]
+    fn gather(&self) -> Gather<M::List> {
+        self.domain().gather()
+    }
+
+    #[inline(always)]
+    fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
+        self.domain().add_own(gather, retired);
+    }
+
+    fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
+        self.domain().merge_own(gather, more);
+    }
+
+    fn sync(&self, gather: Gather<M::List>) -> Result<(), SyncFailed<M::List>> {
+        self.domain().sync_own(gather).map(|_| ())
+    }
+
+    #[inline(always)]
+    fn sync_one(&self, retired: Retired<M::List>) -> Result<(), SyncFailed<M::List>> {
+        self.domain().sync_retired(retired)
+    }
+
+    #[inline(always)]
+    fn release(&self, held: QueuedMapping<H>) {
+        let (iovas, memory) = held.into_parts();
+        // Of this space: nobody else makes what is held.
+        let _ = self.iovas().free(iovas);
+        drop(memory);
+    }
+
+    fn range(&self, held: &QueuedMapping<H>) -> IovaRange {
+        held.iovas.range()
+    }
+
+    #[cold]
+    fn leak(&self, held: QueuedMapping<H>) {
+        // Never dropped: where a logger panics, too.
+        let held = ManuallyDrop::new(held);
+        let range = held.iovas.range();
+        let memory_bytes = held.bytes();
+        leak::count(Held { iovas: Some(range), memory: memory_bytes, slots: 0 });
+        log::warn!(
+            "{range} and the {memory_bytes:#x} bytes that were mapped there leak, because hardware \
+             did not confirm that it forgot them: reset the device and its IOMMU"
+        );
+    }
+}

@@ -595,8 +595,12 @@ fn walks_that_are_never_flushed_do_not_go_unnoticed() {
 #[test]
 fn a_size_of_leaves_that_is_left_out_does_not_go_unnoticed() {
     let soak = soak(Bug::LosesSize, Fails::Never);
-    soak.run(20_000);
-    assert!(soak.wrong.load(Ordering::Relaxed) > 0, "no device met what was stale");
+    // A third of the runs meet nothing that is stale.
+    let met = (0..40).any(|_| {
+        soak.run(20_000);
+        soak.wrong.load(Ordering::Relaxed) > 0
+    });
+    assert!(met, "no device met what was stale");
     let found = soak.sanitizer.finish();
     for finding in &found {
         // Nobody flushes what is unmapped last.

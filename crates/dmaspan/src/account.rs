@@ -197,25 +197,24 @@ impl Account {
     ///
     /// Allocates only for `new`.
     fn exchange(&self, old: &ChargedParts, new: &ChargedParts) -> Result<(), OverLimit> {
+        if old.parts.is_empty() && new.parts.is_empty() {
+            let (more, less) = (new.bytes.into(), old.bytes.into());
+            return self.totals.lock().exchange(self.limit, more, less);
+        }
         // Before the lock, and so dropped behind it.
         let mut spare = Spare::for_ranges(new.parts.len());
         let mut totals = self.totals.lock();
-        let used = totals.used;
         let more = totals.change_all(Change::Add, new, &mut spare);
         let less = totals.change_all(Change::Take, old, &mut spare);
-        let after = u128::from(used) + more - less;
-        if let Ok(after) = u64::try_from(after)
-            && after <= self.limit.max(used)
-        {
-            totals.used = after;
+        let exchanged = totals.exchange(self.limit, more, less);
+        if exchanged.is_ok() {
             totals.prune_all(old, &mut spare);
-            return Ok(());
+        } else {
+            totals.change_all(Change::Add, old, &mut spare);
+            totals.change_all(Change::Take, new, &mut spare);
+            totals.prune_all(new, &mut spare);
         }
-        totals.change_all(Change::Add, old, &mut spare);
-        totals.change_all(Change::Take, new, &mut spare);
-        totals.prune_all(new, &mut spare);
-        let asked = u64::try_from(after - u128::from(used)).unwrap_or(u64::MAX);
-        Err(OverLimit { asked, used, limit: self.limit })
+        exchanged
     }
 }
 
@@ -229,6 +228,20 @@ impl fmt::Debug for Account {
 }
 
 impl Totals {
+    /// Counts bytes that come and bytes that go, if that fits.
+    fn exchange(&mut self, limit: u64, more: u128, less: u128) -> Result<(), OverLimit> {
+        let used = self.used;
+        let after = u128::from(used) + more - less;
+        if let Ok(after) = u64::try_from(after)
+            && after <= limit.max(used)
+        {
+            self.used = after;
+            return Ok(());
+        }
+        let asked = u64::try_from(after - u128::from(used)).unwrap_or(u64::MAX);
+        Err(OverLimit { asked, used, limit })
+    }
+
     /// Adds or takes all, and returns how many bytes that is.
     fn change_all(&mut self, change: Change, held: &ChargedParts, spare: &mut Spare) -> u128 {
         let parts = held.parts.iter().map(|part| u128::from(self.change(change, *part, spare)));

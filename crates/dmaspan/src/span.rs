@@ -93,6 +93,11 @@ impl<A: Address> Span<A> {
 }
 
 impl Span {
+    /// The span of one byte.
+    pub(crate) const fn point(start: PhysAddr) -> Self {
+        Self { start, above: 0 }
+    }
+
     /// The first address.
     #[inline(always)]
     pub const fn paddr(self) -> PhysAddr {

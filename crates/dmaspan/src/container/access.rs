@@ -68,13 +68,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             all.check_vaddr()?;
             all.check_mapped(range, asked)?;
             let domains = self.begin(&mut all)?;
-            all.each_copied(range, |copies| *copies += 1);
+            all.each_mapped(range, |mapping| mapping.copies += 1);
             Ok(domains)
         })?;
         let copied = self.copy_parts(range, each);
         let mut all = self.state.lock();
         all.wrote(range, dirty);
-        all.each_copied(range, |copies| *copies -= 1);
+        all.each_mapped(range, |mapping| mapping.copies -= 1);
         drop(domains);
         all.working -= 1;
         drop(all);
@@ -152,26 +152,21 @@ impl<P: Pinner> State<P> {
         if dirty == Dirty::Clean {
             return;
         }
-        for mapping in self.mapped_in(range) {
+        self.each_mapped(range, |mapping| {
             if let Some(part) = mapping.range.intersection(range) {
                 mapping.mark_dirty(part);
             }
-        }
+        });
     }
 
-    /// The mappings that have an address in `range` and are nobody's work.
-    pub(super) fn mapped_in(&mut self, range: IovaRange) -> impl Iterator<Item = &mut Mapping<P>> {
-        let before = self.tree.range(..=range.start()).next_back();
-        let first = before.map_or(range.start(), |(&start, _)| start);
-        let slots = self.tree.range_mut(first..=range.last());
-        let mapped = slots.filter_map(|(_, slot)| slot.mapped_mut());
-        mapped.filter(move |mapping| mapping.range.intersection(range).is_some())
-    }
-
-    /// The counters of copies of all mappings in a range.
-    fn each_copied(&mut self, range: IovaRange, mut each: impl FnMut(&mut u32)) {
-        for mapping in self.mapped_in(range) {
-            each(&mut mapping.copies);
+    /// Calls `each` with the mappings that have an address in `range` and are nobody's work.
+    fn each_mapped(&mut self, range: IovaRange, mut each: impl FnMut(&mut Mapping<P>)) {
+        let mut place = self.tree.reaching(range.start());
+        while let Some((start, slot)) = self.tree.at_mut(place)
+            && start <= range.last()
+        {
+            slot.mapped_mut().into_iter().for_each(&mut each);
+            place = self.tree.next(place);
         }
     }
 }

@@ -394,7 +394,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// confirms that it has forgotten them, they stay pinned until it does.
     fn withdraw(&self, domain: &dyn Paging, source: HardwareError) -> Option<Unforgotten> {
         let mut synced = Ok(());
-        domain.gathering(&mut |own| {
+        domain.gathering(None, &mut |own| {
             let mut from = Some(Iova::new(0));
             while let Some((range, ())) = self.next_mapping(from, |_| ()) {
                 own.remove(range, None);
@@ -432,7 +432,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let range = mapping.range;
             let (mapping, result) = put(mapping);
             let mut all = self.state.lock();
-            if let Some((slot, mapping)) = all.tree.get_mut(&range.start()).zip(mapping) {
+            if let Some((slot, mapping)) = all.tree.get_mut(range.start()).zip(mapping) {
                 slot.state = SlotState::Mapped(mapping);
             }
             drop(all);
@@ -489,17 +489,18 @@ impl<P: Pinner> State<P> {
     /// Takes the first mapping from `at` on, whose slot is the caller's then; also one in
     /// quarantine with a part that is mapped.
     fn take_next(&mut self, at: Iova) -> Option<Box<Mapping<P>>> {
-        for (_, slot) in self.tree.range_mut(at..) {
+        let Self { tree, quarantine, .. } = self;
+        tree.visit_mut(at, IovaRange::ALL.last(), |slot| {
             match core::mem::replace(&mut slot.state, SlotState::Busy) {
                 SlotState::Mapped(mapping) => return Some(mapping),
                 SlotState::Quarantined(mapping) if mapping.has_rest() => {
-                    self.quarantine.leave();
+                    quarantine.leave();
                     return Some(mapping);
                 }
                 other => slot.state = other,
             }
-        }
-        None
+            None
+        })
     }
 
     /// Refuses where a mapping in quarantine is still mapped in part, or is to stay.

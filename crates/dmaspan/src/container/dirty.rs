@@ -113,7 +113,7 @@ impl<P: Pinner> Mapping<P> {
 impl<P: Pinner> State<P> {
     /// Notes that what others have pinned of a mapping may be written at any time.
     fn mark_pinned(&self, mapped: IovaRange) {
-        let slot = self.tree.get(&mapped.start());
+        let slot = self.tree.get(mapped.start());
         if let Some(mapping) = slot.and_then(|slot| slot.mapped()) {
             self.external_in(mapped).for_each(|pinned| mapping.mark_dirty(pinned));
         }
@@ -342,8 +342,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         get: impl FnOnce(&mut Mapping<P>) -> T,
     ) -> Option<(IovaRange, T)> {
         let mut all = self.state.lock();
-        let mapping = all.tree.range_mut(from?..).find_map(|(_, slot)| slot.idle_mut())?;
-        Some((mapping.range, get(mapping)))
+        let mut get = Some(get);
+        all.tree.visit_mut(from?, IovaRange::ALL.last(), |slot| {
+            let mapping = slot.idle_mut()?;
+            get.take().map(|get| (mapping.range, get(mapping)))
+        })
     }
 
     /// Gives all mappings logs. The lock is not held while those are allocated.

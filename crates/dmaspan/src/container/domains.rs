@@ -12,6 +12,7 @@ use super::paging::{Gathering, Paging, Reach, Refused, before};
 use crate::addr::Iova;
 use crate::io_pgtable::{DirtyBitmap, LeafCensus};
 use crate::iommu::{Event, HardwareError, Relaxable, ReservedRegions};
+use crate::lg2;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -37,6 +38,8 @@ pub(super) struct Domains {
     pub(super) apertures: Vec<IovaRange>,
     /// Page sizes that all domains have; 0 without domains.
     pub(super) page_sizes: u64,
+    /// log2 of the bytes that the least table of any domain translates.
+    table_lg2: u32,
     /// What the next domain is called.
     next: u64,
 }
@@ -52,6 +55,7 @@ impl Domains {
         Self {
             apertures: alloc::vec![geometry.aperture],
             page_sizes: geometry.page_sizes,
+            table_lg2: domain.paging.table_lg2(),
             list: alloc::vec![(DomainId(0), domain)],
             next: 1,
         }
@@ -65,7 +69,8 @@ impl Domains {
         list.extend(self.list.iter().cloned());
         list.push((id, Arc::clone(domain)));
         let (apertures, page_sizes) = (apertures(&list)?, page_sizes(&list));
-        Ok((Self { list, apertures, page_sizes, next: self.next + 1 }, id))
+        let table_lg2 = table_lg2(&list);
+        Ok((Self { list, apertures, page_sizes, table_lg2, next: self.next + 1 }, id))
     }
 
     /// Takes a domain out. Where there is no memory for the apertures of the others they stay as
@@ -77,6 +82,7 @@ impl Domains {
             self.apertures = apertures;
         }
         self.page_sizes = page_sizes(&self.list);
+        self.table_lg2 = table_lg2(&self.list);
         Some(removed)
     }
 
@@ -142,7 +148,7 @@ impl Domains {
                 && n > 0
             {
                 let mut cleared = Ok(());
-                gathering(&self.list[..n], &mut |gathers| {
+                gathering(&self.list[..n], None, &mut |gathers| {
                     gathers.remove(range, None);
                     cleared = gathers.sync();
                 });
@@ -163,7 +169,18 @@ impl Domains {
 
     /// Does something with empty gathers of all domains.
     pub(super) fn gathering(&self, work: &mut dyn FnMut(&mut Gathers<'_>)) {
-        gathering(&self.list, work);
+        gathering(&self.list, None, work);
+    }
+
+    /// Whether `owned` may cover a table with an address in `range`, which is part of it, whole, in
+    /// any domain: then it covers what one of the lowest level translates.
+    pub(super) fn may_reclaim(&self, range: IovaRange, owned: IovaRange) -> bool {
+        let mask = lg2::mask(self.table_lg2);
+        let covers = |at: Iova| {
+            owned.start().get() <= at.get() & !mask && at.get() | mask <= owned.last().get()
+        };
+        let far = range.len_less_one() > mask;
+        far || covers(range.start()) || covers(range.last())
     }
 
     /// The number of the first failed sync that hardware has not confirmed since, in any domain.
@@ -271,48 +288,48 @@ impl Domains {
 }
 
 /// What is taken away from all domains and is not synced yet: first it is gathered everywhere, and
-/// then it is synced everywhere. The first domain's is at the front.
+/// then it is synced everywhere.
 pub(super) struct Gathers<'g> {
-    chain: &'g mut dyn Chain,
-    /// Whether there is a domain.
-    any: bool,
+    /// The first domain's, which leads to the others.
+    first: Option<&'g mut dyn Gathering>,
 }
 
 impl Gathers<'_> {
+    #[inline(always)]
     fn each(&mut self, mut work: impl FnMut(&mut dyn Gathering)) {
-        self.chain.each(&mut work);
+        let mut next: Option<&mut dyn Gathering> = match &mut self.first {
+            Some(first) => Some(&mut **first),
+            None => None,
+        };
+        while let Some(gathering) = next {
+            work(gathering);
+            next = gathering.next();
+        }
     }
 
-    /// Unmaps ranges that are mapped without holes in all domains, as far as `buf` has room for
-    /// their spans. Returns how many bytes that is, from the front. What hardware wrote is marked
+    /// Unmaps a range that is mapped without holes in all domains, as far as `buf` has room for
+    /// its spans. Returns how many bytes that is, from the front. What hardware wrote is marked
     /// where there are `marks`.
     ///
     /// Without a domain, as after a panic while the first was attached, all is taken and there are
     /// no spans: nobody says whether hardware has forgotten what was pinned for it.
     pub(super) fn unmap(
         &mut self,
-        ranges: &[IovaRange],
+        range: IovaRange,
         buf: &mut SpanBuf<'_>,
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> u64 {
-        let len = |range: IovaRange| range.len_less_one().wrapping_add(1);
         let mut bytes = None;
-        self.each(|domain| {
-            let Some(bytes) = bytes else {
-                bytes = Some(domain.unmap(ranges, buf, marks.as_deref_mut()));
-                return;
-            };
+        self.each(|domain| match bytes {
+            None => bytes = Some(domain.unmap(range, buf, marks.as_deref_mut())),
             // Leaves of other domains end where spans end, whatever their sizes: none is cut.
-            let mut left = bytes;
-            for &range in ranges {
-                let taken = len(range).min(left);
-                if let Ok(part) = IovaRange::from_len(range.start(), taken) {
+            Some(bytes) => {
+                if let Ok(part) = IovaRange::from_len(range.start(), bytes) {
                     domain.remove(part, marks.as_deref_mut());
                 }
-                left -= taken;
             }
         });
-        bytes.unwrap_or_else(|| ranges.iter().map(|range| len(*range)).fold(0, u64::wrapping_add))
+        bytes.unwrap_or(range.len_less_one().wrapping_add(1))
     }
 
     /// Takes whatever is mapped in a range away.
@@ -331,8 +348,12 @@ impl Gathers<'_> {
     /// Makes hardware forget what was gathered: in all domains, also where one fails.
     pub(super) fn sync(&mut self) -> Result<(), HardwareError> {
         let mut synced = Ok(());
-        self.each(|domain| synced = synced.and(domain.sync()));
-        if self.any { synced } else { Err(super::quarantine::GONE) }
+        self.each(|domain| {
+            if let Err(error) = domain.sync() {
+                synced = synced.and(Err(error));
+            }
+        });
+        if self.first.is_some() { synced } else { Err(super::quarantine::GONE) }
     }
 }
 
@@ -342,44 +363,26 @@ pub(super) fn cover(one: Option<IovaRange>, other: Option<IovaRange>) -> Option<
     IovaRange::new(one.start().min(other.start()), one.last().max(other.last()))
 }
 
-/// Gathers of domains. They are of different types, so each lies on the stack of a call.
-trait Chain {
-    fn each(&mut self, work: &mut dyn FnMut(&mut dyn Gathering));
-}
-
-struct End;
-
-impl Chain for End {
-    fn each(&mut self, _work: &mut dyn FnMut(&mut dyn Gathering)) {}
-}
-
-struct Link<'g> {
-    first: &'g mut dyn Gathering,
-    rest: &'g mut dyn Chain,
-}
-
-impl Chain for Link<'_> {
-    fn each(&mut self, work: &mut dyn FnMut(&mut dyn Gathering)) {
-        work(self.first);
-        self.rest.each(work);
-    }
-}
-
 type List = [(DomainId, Arc<Attached>)];
 
-fn gathering(list: &List, work: &mut dyn FnMut(&mut Gathers<'_>)) {
-    let any = !list.is_empty();
-    link(list, &mut End, &mut |chain| work(&mut Gathers { chain, any }));
+/// Puts the gathers of a list before others. They are of different types, so each lies on the stack
+/// of a call.
+fn gathering(
+    list: &List,
+    next: Option<&mut dyn Gathering>,
+    work: &mut dyn FnMut(&mut Gathers<'_>),
+) {
+    match list.split_last() {
+        None => work(&mut Gathers { first: next }),
+        Some(((_, last), before)) => {
+            last.paging.gathering(next, &mut |first| gathering(before, Some(first), work));
+        }
+    }
 }
 
-/// Puts the gathers of a list before others.
-fn link(list: &List, rest: &mut dyn Chain, work: &mut dyn FnMut(&mut dyn Chain)) {
-    match list.split_last() {
-        None => work(rest),
-        Some(((_, last), before)) => last.paging.gathering(&mut |first| {
-            link(before, &mut Link { first, rest }, work);
-        }),
-    }
+/// log2 of the bytes that the least table of any domain translates; 0 without domains.
+fn table_lg2(list: &List) -> u32 {
+    list.iter().map(|(_, domain)| domain.paging.table_lg2()).min().unwrap_or(0)
 }
 
 /// Page sizes that all domains have; 0 without domains.

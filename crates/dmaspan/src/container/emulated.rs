@@ -109,7 +109,7 @@ impl<P: Pinner> State<P> {
         let first = overlapping(&self.tree, range)
             .find(|(mapped, slot)| slot.left().is_some() && pinned(*mapped));
         let Some((mapped, _)) = first else { return Ok(None) };
-        let Some(slot) = self.tree.get_mut(&mapped.start()) else { return Ok(None) };
+        let Some(slot) = self.tree.get_mut(mapped.start()) else { return Ok(None) };
         if slot.announcing == AT_ONCE {
             return Err(Error::StillPinned { range: mapped });
         }
@@ -118,7 +118,7 @@ impl<P: Pinner> State<P> {
     }
 
     fn end_announcing(&mut self, mapped: IovaRange, serial: u64) {
-        let slot = self.tree.get_mut(&mapped.start());
+        let slot = self.tree.get_mut(mapped.start());
         if let Some(slot) = slot.filter(|slot| slot.serial == serial) {
             slot.announcing -= 1;
         }

@@ -3,18 +3,15 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::mem::ManuallyDrop;
 
 use lock_api::RawMutex;
 
 use super::alignment::{Alignment, PlacedSpan, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{
-    Bound, Leaving, Mapping, MappingSlot, Pinned, Runs, SlotState, Then, Vaddr, overlapping,
-};
+use super::mapping::{Bound, Leaving, Mapping, MappingSlot, Pinned, Runs, SlotState, Then, Vaddr};
 use super::paging::Reach;
-use super::room::Room;
+use super::room::{FEW_SPANS, NO_SPAN, Room};
 use super::takedown::{Unmap, hold};
 use super::{Container, State, unconfirmed};
 use crate::account::{Account, Charge, OverLimit};
@@ -118,6 +115,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             log: None,
             bound: None,
             copies: 0,
+            next: None,
         });
         let mut claimed = self.waiting(|| self.claim(range, request));
         if let Err(Error::Quarantined { .. } | Error::QuarantineFull { .. }) = claimed {
@@ -154,7 +152,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         room: usize,
     ) {
         let mut all = self.state.lock();
-        if let Some((mapping, slot)) = mapping.zip(all.tree.get_mut(&range.start())) {
+        if let Some((mapping, slot)) = mapping.zip(all.tree.get_mut(range.start())) {
             slot.state = SlotState::Mapped(mapping);
         }
         all.quarantine.give_back(room);
@@ -174,7 +172,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ) -> Result<ClaimedSlot, Error<P::Error>> {
         let mut all = self.state.lock();
         self.check_aligned(&all, request.iova, request.user)?;
-        if let Some((existing, slot)) = overlapping(&all.tree, range).next() {
+        let place = all.tree.reaching(range.start());
+        if let Some((existing, slot)) = all.tree.overlapping(place, range).next() {
             return Err(match slot.state {
                 SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => {
                     Error::Busy { range, busy: existing }
@@ -218,7 +217,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         };
         all.serials += 1;
         all.walking += usize::from(walks.is_some());
-        all.tree.insert(range.start(), slot);
+        all.tree.insert(place, range.start(), slot);
         Ok(ClaimedSlot { domains, room, walks })
     }
 
@@ -273,24 +272,27 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         cancelled: &dyn Fn() -> bool,
         then: Then,
     ) -> Populated<P> {
-        let (user, range) = (mapping.user, mapping.range);
+        let (user, range, prot) = (mapping.user, mapping.range, mapping.prot);
         let over = |source| Error::OverLimit { user, source };
         let charge = match mapping.account.charge_pin(&self.pinner, &mapping.space, user) {
             Ok(charge) => charge,
             Err(source) => return Err(self.withdraw_all(mapping, domains, then, over(source))),
         };
-        let mut spans = Room::<BATCH>::new(room);
-        let buf = SpanBuf::new(spans.first(room));
-        let mut mapper = Mapper::new(domains, buf, &mapping, charge, cancelled);
-        let (pin, pin_error) =
-            match self.pinner.pin(&mapping.space, user, mapping.prot, &mut mapper) {
-                Ok(pin) => {
-                    // Where it fails, it has said so in the mapper.
-                    let _ = mapper.flush();
-                    (Some(pin), None)
-                }
-                Err(failed) => (failed.pin, Some(failed.error)),
-            };
+        let mut spans = Room::<Span, FEW_SPANS, BATCH>::new(room, NO_SPAN);
+        let buf = SpanBuf::new(spans.first(room, NO_SPAN));
+        // In its place before the pinner is asked: where that panics, the charge stays.
+        let Mapping { space, pinned, .. } = &mut *mapping;
+        let pinned = pinned.insert(Pinned { pin: None, charge, runs: Runs::default() });
+        let Pinned { pin: place, charge, runs } = pinned;
+        let mut mapper = Mapper::new(domains, buf, (range, user, prot), (charge, runs), cancelled);
+        let (pin, pin_error) = match self.pinner.pin(space, user, prot, &mut mapper) {
+            Ok(pin) => {
+                // Where it fails, it has said so in the mapper.
+                let _ = mapper.flush();
+                (Some(pin), None)
+            }
+            Err(failed) => (failed.pin, Some(failed.error)),
+        };
         let failed = match (mapper.failure.take(), pin_error) {
             (Some(failure), _) => Some(self.refused(failure, user, mapper.mapped())),
             (None, Some(PinError::Failed(source))) => {
@@ -313,31 +315,30 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             Some((nothing?, Reach::None))
         });
         let mapped = mapper.mapped();
-        let Mapper { buf, kind, runs, found, charge, .. } = mapper;
-        let charge = ManuallyDrop::into_inner(charge);
+        let Mapper { buf, kind, found, .. } = mapper;
         let Some((error, reach)) = failed else {
-            mapping.pinned = Some(Pinned { pin, charge, runs });
+            *place = pin;
             return Ok((mapping, found));
         };
         match pin {
             // Nothing is pinned, the pinner says: then nothing stays mapped.
             None => {
-                mapping.pinned = Some(Pinned { pin, charge, runs: Runs::default() });
+                *runs = Runs::default();
                 if mapped > 0 {
                     mapping.bound = clear(domains, range);
                 }
             }
-            Some(mut pin) => {
+            Some(pin) => {
+                let pin = place.insert(pin);
                 if reach == Reach::None {
                     // Pinned, and never mapped.
                     let (spans, dirty) = (buf.spans(), Dirty::Clean);
-                    unpin_outputs(&self.pinner, &mut pin, spans, kind, dirty);
+                    unpin_outputs(&self.pinner, pin, spans, kind, dirty);
                 } else {
                     let mut all = self.state.lock();
                     hold(&mut all, range.start(), buf.spans(), kind);
                     mapping.leaving.held = buf.len();
                 }
-                mapping.pinned = Some(Pinned { pin: Some(pin), charge, runs });
             }
         }
         Err(self.withdraw_all(mapping, domains, then, error))
@@ -408,10 +409,9 @@ struct Mapper<'a> {
     /// Pinned, and not mapped yet; all of one kind.
     buf: SpanBuf<'a>,
     kind: Kind,
-    /// For what is mapped, and perhaps for more of the range. Kept where the pinner panics.
-    charge: ManuallyDrop<Charge>,
-    /// What is mapped.
-    runs: Runs,
+    /// The charge for what is mapped, and perhaps for more of the range; and what is mapped.
+    charge: &'a mut Charge,
+    runs: &'a mut Runs,
     /// Where the buffer's first span goes: behind what is mapped, modulo 2^64.
     at: Iova,
     range: IovaRange,
@@ -427,23 +427,23 @@ struct Mapper<'a> {
 }
 
 impl<'a> Mapper<'a> {
-    fn new<P: Pinner>(
+    fn new(
         domains: &'a Domains,
         buf: SpanBuf<'a>,
-        mapping: &Mapping<P>,
-        charge: Charge,
+        (range, user, prot): (IovaRange, UserRange, Prot),
+        (charge, runs): (&'a mut Charge, &'a mut Runs),
         cancelled: &'a dyn Fn() -> bool,
     ) -> Self {
         Self {
             domains,
             buf,
             kind: Kind::Memory,
-            charge: ManuallyDrop::new(charge),
-            runs: Runs::default(),
-            at: mapping.range.start(),
-            range: mapping.range,
-            user: mapping.user,
-            prot: mapping.prot,
+            charge,
+            runs,
+            at: range.start(),
+            range,
+            user,
+            prot,
             second_leaf: second_leaf(domains.page_sizes),
             found: Mapped::default(),
             cancelled,
@@ -459,6 +459,11 @@ impl<'a> Mapper<'a> {
 
     /// Charges what turned out to be memory, and nothing else.
     fn settle(&mut self, user: UserRange) -> Result<(), OverLimit> {
+        let bytes = self.charge.bytes();
+        if bytes == self.found.memory && bytes == self.mapped() {
+            // All is memory, and all of it is charged.
+            return Ok(());
+        }
         self.charge.settle(self.runs.memory(user))
     }
 
@@ -503,7 +508,7 @@ impl<'a> Mapper<'a> {
         }
         let failure = if (self.cancelled)() {
             Failure::Cancelled
-        } else if let Err(over) = charge_found(&mut self.charge, spans, self.kind) {
+        } else if let Err(over) = charge_found(self.charge, spans, self.kind) {
             Failure::OverLimit(over)
         } else if self.runs.push(bytes, self.kind).is_err() {
             Failure::NoRoom
@@ -512,7 +517,7 @@ impl<'a> Mapper<'a> {
             self.runs.pop(bytes);
             Failure::Refused(refused)
         } else {
-            self.count(count);
+            self.count(count, bytes);
             self.at = self.at.wrapping_add(bytes);
             self.until_asked = CANCEL_BYTES;
             return Ok(());
@@ -523,11 +528,11 @@ impl<'a> Mapper<'a> {
 }
 
 impl Mapper<'_> {
-    /// Counts the first spans of the buffer, and looks whether other addresses would have given
-    /// them larger leaves.
-    fn count(&mut self, count: usize) {
+    /// Counts the first spans of the buffer, of so many bytes, and looks whether other addresses
+    /// would have given them larger leaves.
+    fn count(&mut self, count: usize, bytes: u64) {
         let spans = &self.buf.spans()[..count];
-        self.found.add(spans, self.kind);
+        self.found.add(spans, bytes, self.kind);
         let mut iova = self.at;
         for span in spans {
             if span.len() >= self.second_leaf {
@@ -580,12 +585,13 @@ impl<A: Address> SpanSink<A> for Mapper<'_> {
 }
 
 impl Mapped {
-    fn add(&mut self, spans: &[Span], kind: Kind) {
-        let bytes = match kind {
+    /// Adds spans, which have so many bytes together.
+    fn add(&mut self, spans: &[Span], bytes: u64, kind: Kind) {
+        let all = match kind {
             Kind::Memory => &mut self.memory,
             Kind::Mmio => &mut self.mmio,
         };
-        *bytes = bytes.saturating_add(bytes_of(spans));
+        *all = all.saturating_add(bytes);
         self.spans += spans.len() as u64;
     }
 }

@@ -2,13 +2,13 @@
 //! who owns a range.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Ordering;
-use core::mem;
+use core::iter;
 
 use super::log::Log;
+use super::tree::Place;
 use crate::account::{Account, Charge};
 use crate::addr::Iova;
 use crate::iommu::HardwareError;
@@ -19,7 +19,7 @@ use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 
 /// All mappings, by first IOVA. No two overlap.
-pub(super) type Tree<P> = BTreeMap<Iova, MappingSlot<P>>;
+pub(super) type Tree<P> = super::tree::Tree<MappingSlot<P>>;
 
 /// A place in the tree: it keeps others away from its IOVAs.
 pub(super) struct MappingSlot<P: Pinner> {
@@ -67,16 +67,6 @@ impl<P: Pinner> MappingSlot<P> {
     pub(super) fn range(&self, start: Iova) -> IovaRange {
         // The tree holds valid ranges only; the fallback is never taken.
         IovaRange::new(start, self.last).unwrap_or(IovaRange::point(start))
-    }
-
-    /// Makes the mapping the unmap's with this number, if it is nobody's work.
-    pub(super) fn doom(&mut self, unmap: u64) {
-        self.state = match mem::replace(&mut self.state, SlotState::Busy) {
-            SlotState::Mapped(mapping) | SlotState::Quarantined(mapping) => {
-                SlotState::Doomed(mapping, unmap)
-            }
-            other => other,
-        };
     }
 
     /// The mapping, if it is nobody's work and still mapped, or in quarantine with a part that is,
@@ -139,6 +129,8 @@ pub(super) struct Mapping<P: Pinner> {
     pub(super) bound: Option<Bound>,
     /// How many reads and writes of emulated devices expect that it stays, without the lock.
     pub(super) copies: u32,
+    /// Of mappings that are taken down together, the next.
+    pub(super) next: Option<Box<Self>>,
 }
 
 /// What a domain that is gone has not confirmed.
@@ -278,61 +270,109 @@ pub(super) struct NoRoom;
 
 /// What is behind a mapping, in order: usually one run, since a page-table entry cannot say of what
 /// kind its memory is.
-#[derive(Debug, Default)]
-pub(super) struct Runs(Vec<BackingRun>);
+#[derive(Debug)]
+pub(super) enum Runs {
+    /// It is where the mapping is: most have no memory of their own for it.
+    One(BackingRun),
+    More(Vec<BackingRun>),
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self::More(Vec::new())
+    }
+}
 
 impl Runs {
     /// Adds bytes behind what is there.
     pub(super) fn push(&mut self, bytes: u64, kind: Kind) -> Result<(), NoRoom> {
-        let behind = Behind::Pinned(kind);
-        if let Some(last) = self.0.last_mut().filter(|last| last.behind == behind) {
+        let run = BackingRun { bytes, behind: Behind::Pinned(kind) };
+        let last = match self {
+            Self::More(runs) if runs.is_empty() => {
+                *self = Self::One(run);
+                return Ok(());
+            }
+            Self::One(only) => Some(only),
+            Self::More(runs) => runs.last_mut(),
+        };
+        if let Some(last) = last.filter(|last| last.behind == run.behind) {
             // A mapping is shorter than 2^64 bytes.
             last.bytes = last.bytes.saturating_add(bytes);
             return Ok(());
         }
-        self.0.try_reserve(1).map_err(|_| NoRoom)?;
-        self.0.push(BackingRun { bytes, behind });
+        self.with_room(1).ok_or(NoRoom)?.push(run);
         Ok(())
+    }
+
+    /// The runs, with room for so many more.
+    fn with_room(&mut self, more: usize) -> Option<&mut Vec<BackingRun>> {
+        if let Self::One(only) = self {
+            let mut runs = Vec::new();
+            runs.try_reserve(1 + more).ok()?;
+            runs.push(*only);
+            *self = Self::More(runs);
+        }
+        let Self::More(runs) = self else { return None };
+        runs.try_reserve(more).ok().map(|()| runs)
     }
 
     /// Takes the last `bytes` away again, which [`push`](Self::push) added.
     pub(super) fn pop(&mut self, bytes: u64) {
-        if let Some(last) = self.0.last_mut() {
-            last.bytes = last.bytes.saturating_sub(bytes);
-            if last.bytes == 0 {
-                self.0.pop();
-            }
+        let last = match self {
+            Self::One(only) => Some(only),
+            Self::More(runs) => runs.last_mut(),
+        };
+        let Some(last) = last else { return };
+        last.bytes = last.bytes.saturating_sub(bytes);
+        if last.bytes > 0 {
+            return;
+        }
+        match self {
+            Self::One(_) => *self = Self::default(),
+            Self::More(runs) => drop(runs.pop()),
         }
     }
 
     /// All runs.
     pub(super) fn all(&self) -> &[BackingRun] {
-        &self.0
+        match self {
+            Self::One(only) => core::slice::from_ref(only),
+            Self::More(runs) => runs,
+        }
     }
 
     /// Whether there is room to cut a run into three.
     pub(super) fn room_to_cut(&mut self) -> bool {
-        self.0.try_reserve(2).is_ok()
+        self.with_room(2).is_some()
     }
 
     /// Notes that bytes of run `n` were taken away, `len` of them from its byte `offset` on. There
     /// is [room](Self::room_to_cut), or they are the whole run.
     pub(super) fn revoke(&mut self, n: usize, offset: u64, len: u64) {
-        let Some(run) = self.0.get_mut(n) else { return };
+        let Some(run) = self.all().get(n).copied() else { return };
         let (behind, bytes) = (run.behind, run.bytes);
-        *run = BackingRun { bytes: len, behind: Behind::Revoked };
+        let revoked = BackingRun { bytes: len, behind: Behind::Revoked };
         let after = bytes.saturating_sub(offset).saturating_sub(len);
+        if let Self::One(only) = self {
+            if after == 0 && offset == 0 {
+                *only = revoked;
+                return;
+            }
+            *self = Self::More(alloc::vec![run]);
+        }
+        let Self::More(runs) = self else { return };
+        runs[n] = revoked;
         if after > 0 {
-            self.0.insert(n + 1, BackingRun { bytes: after, behind });
+            runs.insert(n + 1, BackingRun { bytes: after, behind });
         }
         if offset > 0 {
-            self.0.insert(n, BackingRun { bytes: offset, behind });
+            runs.insert(n, BackingRun { bytes: offset, behind });
         }
     }
 
     /// The parts of `user`, which is behind the mapping, that are memory.
     pub(super) fn memory(&self, user: UserRange) -> impl Iterator<Item = UserRange> + Clone {
-        let parts = self.0.iter().scan(user.start(), |at, run| {
+        let parts = self.all().iter().scan(user.start(), |at, run| {
             let start = *at;
             *at = start.wrapping_add(run.bytes);
             Some((start, *run))
@@ -362,7 +402,7 @@ impl Runs {
     /// The runs from `at` on, the first cut to what lies behind `at`.
     pub(super) fn rest(&self, at: RunCursor) -> impl Iterator<Item = BackingRun> {
         let passed = move |n| if n == 0 { at.bytes } else { 0 };
-        let runs = self.0.get(at.run..).unwrap_or_default().iter().enumerate();
+        let runs = self.all().get(at.run..).unwrap_or_default().iter().enumerate();
         runs.map(move |(n, run)| BackingRun { bytes: run.bytes - passed(n), ..*run })
     }
 }
@@ -386,16 +426,42 @@ impl RunCursor {
     }
 }
 
+impl<P: Pinner> Tree<P> {
+    /// The place of the first slot with an address at or behind `at`.
+    pub(super) fn reaching(&self, at: Iova) -> Place {
+        let place = self.seek(at);
+        if self.key(place) == Some(at) {
+            return place;
+        }
+        // Slots are disjoint, so of those that begin before only the last can reach so far.
+        let before = self.before(place).filter(|before| {
+            let slot = self.at(*before);
+            slot.is_some_and(|(_, slot)| slot.last >= at)
+        });
+        before.unwrap_or(place)
+    }
+
+    /// The slots that have an address in `range`, each with its range; `from` is the place
+    /// that is the first [reaching](Self::reaching) it.
+    pub(super) fn overlapping(
+        &self,
+        from: Place,
+        range: IovaRange,
+    ) -> impl Iterator<Item = (IovaRange, &MappingSlot<P>)> {
+        let mut next = Some(from);
+        iter::from_fn(move || {
+            let place = next?;
+            let (start, slot) = self.at(place).filter(|(start, _)| *start <= range.last())?;
+            next = (slot.last < range.last()).then(|| self.next(place));
+            Some((slot.range(start), slot))
+        })
+    }
+}
+
 /// The slots that have an address in `range`, each with its range.
 pub(super) fn overlapping<P: Pinner>(
     tree: &Tree<P>,
     range: IovaRange,
 ) -> impl Iterator<Item = (IovaRange, &MappingSlot<P>)> {
-    // Slots are disjoint, so of those that begin before the range only the last can reach into it.
-    let before = tree.range(..range.start()).next_back();
-    before
-        .into_iter()
-        .chain(tree.range(range.start()..=range.last()))
-        .map(|(&start, slot)| (slot.range(start), slot))
-        .filter(move |(mapped, _)| mapped.intersection(range).is_some())
+    tree.overlapping(tree.reaching(range.start()), range)
 }

@@ -160,6 +160,7 @@ mod quarantine;
 mod revoke;
 mod room;
 mod takedown;
+mod tree;
 mod unconfirmed;
 mod unmap;
 mod vaddr;
@@ -199,13 +200,14 @@ use emulated::Emulated;
 use external::External;
 use mapping::{Tree, overlapping};
 use quarantine::Quarantine;
+use tree::Place;
 
 /// Spans that go into the tables, or come out of them, at once by default: 4 KiB of stack. A sync
 /// of an unmap covers as many at most.
 pub const DEFAULT_BATCH: usize = 256;
 
-/// Ranges that a sync of an unmap covers at most, however few spans are in them.
-const RANGES: usize = 64;
+/// Mappings that a sync of an unmap covers at most, however few spans are in them.
+const MAPPINGS: usize = 64;
 
 /// How many mappings a container has by default: `dma_entry_limit` of type1.
 pub const DEFAULT_MAPPINGS: usize = 65535;
@@ -400,7 +402,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub fn census(&self) -> LeafCensus {
         let all = self.state.lock();
         let mut census = LeafCensus::default();
-        for (&start, slot) in &all.tree {
+        for (start, slot) in all.tree.iter() {
             if slot.mapped().is_some() {
                 census.add(&all.domains.census(slot.range(start)));
             }
@@ -464,7 +466,7 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH> {
     fn drop(&mut self) {
         self.abandon_external();
-        let doomed = self.state.get_mut().doom(IovaRange::ALL);
+        let doomed = self.state.get_mut().doom(IovaRange::ALL, Place::default());
         if self.unmap_doomed(doomed, IovaRange::ALL, None).is_ok() {
             return;
         }
@@ -475,7 +477,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH>
             domains.let_all_go();
         }
         // What there was no room for is still mapped.
-        let doomed = self.state.get_mut().doom(IovaRange::ALL);
+        let doomed = self.state.get_mut().doom(IovaRange::ALL, Place::default());
         let _ = self.unmap_doomed(doomed, IovaRange::ALL, None);
     }
 }

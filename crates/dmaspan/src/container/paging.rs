@@ -6,8 +6,6 @@
 //! An unmap first gathers what it takes away from a domain, in any number of steps, and then syncs.
 //! So all domains of a container are changed before any of them waits for hardware.
 
-use core::mem;
-
 use super::dirty::DirtyRead;
 use super::unconfirmed::{Tried, Unconfirmed};
 use crate::addr::Iova;
@@ -46,8 +44,11 @@ pub(super) trait Paging: Send + Sync {
     /// Tells hardware that caches absent entries about a mapping.
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError>;
 
-    /// Does something with an empty gather.
-    fn gathering(&self, work: &mut dyn FnMut(&mut dyn Gathering));
+    /// log2 of the bytes that a table of the lowest level translates.
+    fn table_lg2(&self) -> u32;
+
+    /// Does something with an empty gather, which leads to `next`.
+    fn gathering(&self, next: Option<&mut dyn Gathering>, work: &mut dyn FnMut(&mut dyn Gathering));
 
     /// The number of the first failed sync whose gather hardware has not confirmed, if any.
     fn oldest(&self) -> Option<u64>;
@@ -81,12 +82,15 @@ pub(super) trait Paging: Send + Sync {
 
 /// What is taken away from one domain and is not synced yet.
 pub(super) trait Gathering {
-    /// Unmaps ranges that are mapped without holes, as far as `buf` has room for their spans.
+    /// That of the next domain.
+    fn next(&mut self) -> Option<&mut dyn Gathering>;
+
+    /// Unmaps a range that is mapped without holes, as far as `buf` has room for its spans.
     /// Returns how many bytes that is, from the front. Where there are `marks` hardware's go
     /// there, up to the moment in which a translation was gone.
     fn unmap(
         &mut self,
-        ranges: &[IovaRange],
+        range: IovaRange,
         buf: &mut SpanBuf<'_>,
         marks: Option<&mut DirtyBitmap<'_>>,
     ) -> u64;
@@ -147,8 +151,16 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Own<F, M, O> {
         self.domain.tell_mapped(range)
     }
 
-    fn gathering(&self, work: &mut dyn FnMut(&mut dyn Gathering)) {
-        work(&mut Gathered { own: self, gather: self.domain.gather() });
+    fn table_lg2(&self) -> u32 {
+        F::shift(1)
+    }
+
+    fn gathering(
+        &self,
+        next: Option<&mut dyn Gathering>,
+        work: &mut dyn FnMut(&mut dyn Gathering),
+    ) {
+        work(&mut Gathered { own: self, gather: None, next });
     }
 
     fn oldest(&self) -> Option<u64> {
@@ -158,7 +170,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Own<F, M, O> {
     fn retry(&self) -> Result<(), HardwareError> {
         let Some((tried, gather)) = Tried::begin(&self.unconfirmed) else { return Ok(()) };
         match self.domain.sync_own(gather) {
-            Ok(_) => {
+            Ok(()) => {
                 tried.confirmed();
                 Ok(())
             }
@@ -200,39 +212,49 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Own<F, M, O> {
 }
 
 /// What is taken away from a domain.
-struct Gathered<'d, F: Format, M: TableMemory<F::Word>, O: IommuOps> {
+struct Gathered<'d, 'n, F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     own: &'d Own<F, M, O>,
-    gather: Gather<M::List>,
+    /// `None` where nothing was taken away since the last sync.
+    gather: Option<Gather<M::List>>,
+    next: Option<&'n mut dyn Gathering>,
 }
 
-impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathered<'_, F, M, O> {
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathered<'_, '_, F, M, O> {
+    fn gather(&mut self) -> &mut Gather<M::List> {
+        self.gather.get_or_insert_with(|| self.own.domain.gather())
+    }
+
     fn add(&mut self, retired: Retired<M::List>) {
-        self.own.domain.add_own(&mut self.gather, retired);
+        let own = self.own;
+        own.domain.add_own(self.gather(), retired);
     }
 }
 
-impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathering for Gathered<'_, F, M, O> {
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathering for Gathered<'_, '_, F, M, O> {
+    fn next(&mut self) -> Option<&mut dyn Gathering> {
+        match &mut self.next {
+            Some(next) => Some(&mut **next),
+            None => None,
+        }
+    }
+
     fn unmap(
         &mut self,
-        ranges: &[IovaRange],
+        range: IovaRange,
         buf: &mut SpanBuf<'_>,
-        mut marks: Option<&mut DirtyBitmap<'_>>,
+        marks: Option<&mut DirtyBitmap<'_>>,
     ) -> u64 {
         let domain = &self.own.domain;
-        let mut bytes = 0u64;
-        for &range in ranges {
-            let rest = Rest::known(range, domain.id());
-            let unmapped = match &mut marks {
-                Some(marks) => domain.unmap_next_dirty(rest, buf, marks),
-                None => domain.unmap_next(rest, buf),
-            };
-            self.add(unmapped.retired);
-            if let Some(rest) = unmapped.rest {
-                return bytes.wrapping_add(rest.range().start().get() - range.start().get());
-            }
-            bytes = bytes.wrapping_add(range.len_less_one()).wrapping_add(1);
+        let rest = Rest::known(range, domain.id());
+        let unmapped = match marks {
+            Some(marks) => domain.unmap_next_dirty(rest, buf, marks),
+            None => domain.unmap_next(rest, buf),
+        };
+        self.add(unmapped.retired);
+        match unmapped.rest {
+            Some(rest) => rest.range().start().get() - range.start().get(),
+            None => range.len_less_one().wrapping_add(1),
         }
-        bytes
     }
 
     fn remove(&mut self, range: IovaRange, marks: Option<&mut DirtyBitmap<'_>>) {
@@ -255,18 +277,18 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathering for Gathered<'_,
     }
 
     fn forget_walks(&mut self, range: IovaRange) {
-        self.gather.add_walks(range);
+        self.gather().add_walks(range);
     }
 
     fn sync(&mut self) -> Result<(), HardwareError> {
-        let domain = &self.own.domain;
-        match domain.sync_own(mem::replace(&mut self.gather, domain.gather())) {
-            Ok(_) => Ok(()),
-            Err(SyncFailed { gather, error }) => {
-                self.own.keep(gather);
-                Err(error)
-            }
+        let Some(gather) = &mut self.gather else { return Ok(()) };
+        let synced = self.own.domain.sync_in_place(gather);
+        if synced.is_ok() {
+            self.gather = None;
+        } else if let Some(gather) = self.gather.take() {
+            self.own.keep(gather);
         }
+        synced
     }
 }
 

@@ -148,10 +148,10 @@ impl<P: Pinner> State<P> {
     pub(super) fn walks(&self, range: IovaRange) -> Option<IovaRange> {
         let mut found = self.quarantine.walks(range);
         if self.walking > 0 {
-            let before = self.tree.range(..range.start()).next_back();
-            let behind = range.last().checked_add(1);
-            let behind = behind.and_then(|at| self.tree.range(at..).next());
-            for (_, slot) in before.into_iter().chain(behind) {
+            let behind = self.tree.seek(range.start());
+            let before = self.tree.before(behind);
+            let places = before.into_iter().chain([behind]);
+            for (_, slot) in places.filter_map(|place| self.tree.at(place)) {
                 let walks = slot.walks.filter(|walks| walks.intersection(range).is_some());
                 found = cover(found, walks);
             }
@@ -183,7 +183,7 @@ impl<P: Pinner> State<P> {
     pub(super) fn quarantine(&mut self, mapping: Box<Mapping<P>>) {
         let range = mapping.range;
         self.set_vaddr(range, Vaddr::Known);
-        if let Some(slot) = self.tree.get_mut(&range.start()) {
+        if let Some(slot) = self.tree.get_mut(range.start()) {
             log::warn!(
                 "the mapping at {range} ({}) is in quarantine, pinned and charged, until hardware \
                  confirms that it forgot it: {}",
@@ -197,9 +197,11 @@ impl<P: Pinner> State<P> {
 
     /// Takes a slot out of the tree.
     pub(super) fn remove(&mut self, range: IovaRange) {
-        self.set_vaddr(range, Vaddr::Known);
-        if self.tree.remove(&range.start()).is_some_and(|slot| slot.walks.is_some()) {
-            self.walking -= 1;
+        let Some(place) = self.tree.find(range.start()) else { return };
+        if let Some((_, slot)) = self.tree.at(place) {
+            self.invalid -= usize::from(slot.vaddr == Vaddr::Invalid);
+            self.walking -= usize::from(slot.walks.is_some());
+            self.tree.remove(place);
         }
     }
 
@@ -208,7 +210,7 @@ impl<P: Pinner> State<P> {
         let Self { tree, quarantine, .. } = self;
         let mut n = 0;
         while let Some(piece) = quarantine.pieces.get(n) {
-            let mapping = tree.get_mut(&piece.owner).and_then(|slot| slot.idle_mut());
+            let mapping = tree.get_mut(piece.owner).and_then(|slot| slot.idle_mut());
             let Some(mapping) = mapping.filter(|_| piece.number <= proven) else {
                 n += 1;
                 continue;
@@ -236,18 +238,19 @@ impl<P: Pinner> State<P> {
         if self.quarantine.slots == 0 {
             return None;
         }
-        for slot in self.tree.range_mut(from..).map(|(_, slot)| slot) {
+        let Self { tree, quarantine, .. } = self;
+        tree.visit_mut(from, IovaRange::ALL.last(), |slot| {
             match core::mem::replace(&mut slot.state, SlotState::Busy) {
                 SlotState::Quarantined(mapping)
                     if mapping.is_free(proven) && !mapping.has_rest() =>
                 {
-                    self.quarantine.leave();
+                    quarantine.leave();
                     return Some(mapping);
                 }
                 other => slot.state = other,
             }
-        }
-        None
+            None
+        })
     }
 }
 
@@ -263,7 +266,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ) -> Result<(), Error<P::Error>> {
         let synced = domains.forget_walks(walks);
         let mut all = self.state.lock();
-        let slot = all.tree.get_mut(&range.start());
+        let slot = all.tree.get_mut(range.start());
         let user = slot.as_ref().map_or(UserAddr::new(0), |slot| slot.user.start());
         let cleared = slot.and_then(|slot| slot.walks.take());
         all.walking -= usize::from(cleared.is_some());
@@ -327,7 +330,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 mapping.bound = None;
                 // Devices wrote until now.
                 mapping.mark_dirty(mapped);
-                if let Some(slot) = all.tree.get_mut(&mapped.start()) {
+                if let Some(slot) = all.tree.get_mut(mapped.start()) {
                     slot.state = SlotState::Mapped(mapping);
                 }
                 continue;

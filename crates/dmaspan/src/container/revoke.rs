@@ -96,12 +96,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         user: UserRange,
     ) -> Result<Option<(Box<Mapping<P>>, Arc<Domains>)>, Error<P::Error>> {
         let mut all = self.state.lock();
-        let slots = all.tree.range(from..);
-        let mut of_user = slots.filter(|(_, slot)| {
-            slot.space_id == space_id && slot.user.intersection(user).is_some()
-        });
+        let mut place = all.tree.seek(from);
         let start = loop {
-            let Some((&start, slot)) = of_user.next() else { return Ok(None) };
+            let Some((start, slot)) = all.tree.at(place) else { return Ok(None) };
+            place = all.tree.next(place);
+            if slot.space_id != space_id || slot.user.intersection(user).is_none() {
+                continue;
+            }
             match &slot.state {
                 SlotState::Mapped(mapping)
                     if has_mmio(mapping, user) || mapping.leaving.held > 0 =>
@@ -118,7 +119,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             }
         };
         let domains = self.begin(&mut all)?;
-        let Some(slot) = all.tree.get_mut(&start) else { return Ok(None) };
+        let Some(slot) = all.tree.get_mut(start) else { return Ok(None) };
         match core::mem::replace(&mut slot.state, SlotState::Busy) {
             SlotState::Mapped(mapping) => Ok(Some((mapping, domains))),
             other => {
@@ -188,7 +189,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut buf = SpanBuf::new(&mut room[..reserved]);
         let (mut bytes, mut synced) = (0, Ok(()));
         domains.gathering(&mut |gathers| {
-            bytes = gathers.unmap(&[range], &mut buf, None);
+            bytes = gathers.unmap(range, &mut buf, None);
             synced = gathers.sync();
         });
         if mapping.bound.is_some() {

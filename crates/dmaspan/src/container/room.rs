@@ -1,34 +1,37 @@
-//! Room for the spans of a batch, of which only as much is written as is asked for.
+//! Room for what a batch has, of which only as much is written as is asked for.
 
-use crate::span::{Span, SpanBuf};
+use crate::addr::PhysAddr;
+use crate::span::Span;
 
 /// Spans of a small batch.
-const FEW: usize = 16;
+pub(super) const FEW_SPANS: usize = 16;
 
-/// Places for up to `BATCH` spans, on the stack.
-#[expect(clippy::large_enum_variant, reason = "it is on the stack, and never moved")]
-pub(super) enum Room<const BATCH: usize> {
-    Few([Span; FEW]),
-    Many([Span; BATCH]),
+/// What lies in room for spans that has none yet.
+pub(super) const NO_SPAN: Span = Span::point(PhysAddr::new(0));
+
+/// Places for up to `MANY` values, on the stack.
+pub(super) enum Room<T, const FEW: usize, const MANY: usize> {
+    Few([T; FEW]),
+    Many([T; MANY]),
 }
 
-impl<const BATCH: usize> Room<BATCH> {
-    /// Room for so many spans, `BATCH` at most.
+impl<T: Copy, const FEW: usize, const MANY: usize> Room<T, FEW, MANY> {
+    /// Room for so many values, `MANY` at most. Until they are written they are `none`.
     #[inline(always)]
-    pub(super) fn new(count: usize) -> Self {
-        if count <= FEW { Self::Few(SpanBuf::room()) } else { Self::Many(SpanBuf::room()) }
+    pub(super) fn new(count: usize, none: T) -> Self {
+        if count <= FEW { Self::Few([none; FEW]) } else { Self::Many([none; MANY]) }
     }
 
-    /// The first so many places, `BATCH` at most. Room for few becomes room for many where it has
-    /// to, and stays that.
+    /// The first so many places, `MANY` at most. Room for few becomes room for many where it has
+    /// to, and stays that; what was written in it is `none` then.
     #[inline(always)]
-    pub(super) fn first(&mut self, count: usize) -> &mut [Span] {
+    pub(super) fn first(&mut self, count: usize, none: T) -> &mut [T] {
         if count > FEW && matches!(self, Self::Few(_)) {
-            *self = Self::Many(SpanBuf::room());
+            *self = Self::Many([none; MANY]);
         }
         match self {
-            Self::Few(spans) => &mut spans[..count],
-            Self::Many(spans) => &mut spans[..count],
+            Self::Few(values) => &mut values[..count],
+            Self::Many(values) => &mut values[..count],
         }
     }
 }

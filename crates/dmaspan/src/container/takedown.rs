@@ -2,14 +2,15 @@
 //! Unmapping, detaching and the quarantine call it.
 
 use alloc::boxed::Box;
+use core::iter;
 
 use lock_api::RawMutex;
 
 use super::domains::{Domains, Gathers};
-use super::mapping::{BackingRun, Behind, Leaving, Mapping, SlotState, Then};
-use super::room::Room;
+use super::mapping::{BackingRun, Behind, Leaving, Mapping, MappingSlot, SlotState, Then};
+use super::room::{FEW_SPANS, NO_SPAN, Room};
 use super::unmap::Unforgotten;
-use super::{Container, RANGES, State, unconfirmed};
+use super::{Container, MAPPINGS, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::DirtyBitmap;
 use crate::iommu::{Event, HardwareError};
@@ -18,9 +19,6 @@ use crate::pin::{Dirty, Kind, Pinner, unpin_outputs};
 use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
-
-/// Places for ranges, whose content does not matter.
-const NO_RANGES: [IovaRange; RANGES] = [IovaRange::point(Iova::new(0)); RANGES];
 
 /// Gives the next mapping to take down, whose slot is the taker's.
 pub(super) type NextMapping<'a, P> = &'a mut dyn FnMut(&mut State<P>) -> Option<Box<Mapping<P>>>;
@@ -31,18 +29,16 @@ pub(super) struct Unmap<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
     domains: &'c Domains,
     then: Then,
     by: Caller,
-    /// In the order of their IOVAs.
-    places: [Option<Box<Mapping<P>>>; RANGES],
-    /// How many of the places have one, from the front.
+    /// The first of those at work. Each has the next one, in the order of their IOVAs.
+    first: Option<Box<Mapping<P>>>,
+    /// How many they are.
     len: usize,
-    /// How many of those have nothing mapped any more, from the front.
+    /// How many of them have nothing mapped any more, from the front.
     down: usize,
     /// Whether there are no more to claim.
     last: bool,
     /// For how many spans there is room in quarantine.
     reserved: usize,
-    /// Where tables were detached with this batch.
-    walks: Option<IovaRange>,
     outcome: TakenDown,
 }
 
@@ -71,33 +67,32 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
             domains,
             then,
             by: Caller { device: None, label: Label::caller() },
-            places: [const { None }; RANGES],
+            first: None,
             len: 0,
             down: 0,
             last: false,
             reserved: 0,
-            walks: None,
             outcome: TakenDown::default(),
         }
     }
 
     /// Takes all mappings down that `claim` gives, and marks what was written of them in `marks`.
     pub(super) fn run(
-        mut self,
+        &mut self,
         claim: NextMapping<'_, P>,
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> TakenDown {
         let domains = self.domains;
         domains.gathering(&mut |gathers| {
             // What it costs to clear is paid once for all batches.
-            let mut room = Room::<BATCH>::new(0);
+            let mut room = Room::<Span, FEW_SPANS, BATCH>::new(0, NO_SPAN);
             while self.next_batch(claim) {
-                let mut buf = SpanBuf::new(room.first(self.reserved));
+                let mut buf = SpanBuf::new(room.first(self.reserved, NO_SPAN));
                 self.gather(gathers, &mut buf, marks.as_deref_mut());
-                self.detach_tables(gathers);
+                let walks = self.detach_tables(gathers);
                 let synced = gathers.sync();
-                self.unpin(buf.spans(), synced);
-                self.release(marks.as_deref_mut());
+                self.unpin(buf.spans(), synced, walks, marks.as_deref_mut());
+                self.release();
             }
         });
         self.put_back(claim);
@@ -109,21 +104,17 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
     fn next_batch(&mut self, claim: NextMapping<'_, P>) -> bool {
         let (before, mut asked) = (self.len, false);
         loop {
-            if self.last && self.reserved > 0 {
+            if self.is_done() || self.last && self.reserved > 0 {
                 return self.len > 0;
             }
             let mut all = self.container.state.lock();
-            while !self.last && self.len < RANGES {
-                self.places[self.len] = claim(&mut all);
-                self.last = self.places[self.len].is_none();
-                self.len += usize::from(!self.last);
-            }
+            self.claim_more(|| claim(&mut all));
             let wanted = self.spans_at_most();
             if self.reserved < wanted {
                 self.reserved += all.quarantine.reserve(wanted - self.reserved);
             }
             drop(all);
-            for mapping in self.places[before..self.len].iter().flatten() {
+            for mapping in self.mappings().skip(before) {
                 self.domains.observe(&Event::Unmapping { range: mapping.range, by: self.by });
                 self.container.stop_reading(mapping);
             }
@@ -139,11 +130,36 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         }
     }
 
+    /// Puts mappings behind those at work, as many as there are and one batch may have.
+    fn claim_more(&mut self, mut claim: impl FnMut() -> Option<Box<Mapping<P>>>) {
+        let mut end = &mut self.first;
+        while let Some(mapping) = end {
+            end = &mut mapping.next;
+        }
+        while !self.last && self.len < MAPPINGS {
+            *end = claim();
+            match end {
+                Some(mapping) => end = &mut mapping.next,
+                None => {
+                    self.last = true;
+                    break;
+                }
+            }
+            self.len += 1;
+        }
+    }
+
+    /// All mappings at work.
+    fn mappings(&self) -> impl Iterator<Item = &Mapping<P>> {
+        let first = self.first.as_deref();
+        iter::successors(first, |mapping| mapping.next.as_deref())
+    }
+
     /// How many spans the next batch may find.
     fn spans_at_most(&self) -> usize {
         let page = self.domains.page_sizes & self.domains.page_sizes.wrapping_neg();
         let mut left = 0u64;
-        for mapping in self.places[..self.len].iter().flatten() {
+        for mapping in self.mappings() {
             if mapping.has_rest() {
                 left = left.saturating_add(mapping.len() - mapping.leaving.bytes);
             }
@@ -158,51 +174,52 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         buf: &mut SpanBuf<'_>,
         marks: Option<&mut DirtyBitmap<'_>>,
     ) {
-        let mut ranges = NO_RANGES;
-        let mappings = self.places[..self.len].iter().flatten();
-        let wanted = wanted(mappings.map(|mapping| &**mapping), &mut ranges, buf.capacity());
-        let exact = marks.filter(|_| self.domains.track_dirty());
-        let mut bytes = if wanted.is_empty() { 0 } else { gathers.unmap(wanted, buf, exact) };
-        for mapping in self.places[self.down..self.len].iter_mut().flatten() {
-            let Mapping { pinned, leaving, .. } = &mut **mapping;
+        let mut exact = marks.filter(|_| self.domains.track_dirty());
+        // Not more runs than spans: each end of either may end a piece in quarantine.
+        let mut runs = buf.capacity();
+        let mut next = self.first.as_deref_mut();
+        while let Some(mapping) = next {
+            let Mapping { range, pinned, leaving, .. } = &mut *mapping;
             leaving.before = leaving.at;
             while let Some(run) = pinned.as_ref().and_then(|p| p.runs.rest(leaving.at).next()) {
-                let taken = match run.behind {
-                    Behind::Revoked => run.bytes,
-                    Behind::Pinned(_) if bytes == 0 => break,
-                    Behind::Pinned(_) => run.bytes.min(bytes),
-                };
+                let mut taken = run.bytes;
                 if run.behind != Behind::Revoked {
-                    bytes -= taken;
+                    let at = range.start().wrapping_add(leaving.bytes);
+                    let part = IovaRange::from_len(at, run.bytes).ok().filter(|_| runs > 0);
+                    let Some(part) = part else { return };
+                    taken = gathers.unmap(part, buf, exact.as_deref_mut());
+                    runs -= 1;
                 }
                 leaving.pass(run, taken);
-            }
-            if mapping.has_rest() {
-                break;
+                if taken < run.bytes {
+                    return;
+                }
             }
             self.down += 1;
+            next = mapping.next.as_deref_mut();
         }
     }
 
     /// Detaches the tables that mappings which go leave empty, and says that these are empty.
+    /// Returns where the tables were.
     ///
     /// Tables at the ends of mappings may hold entries of neighbours. The gap between those, under
     /// the lock and so nobody else's, says which. A map that comes into the gap before the sync
     /// finds by `walks` that it has to sync first.
-    fn detach_tables(&mut self, gathers: &mut Gathers<'_>) {
+    fn detach_tables(&self, gathers: &mut Gathers<'_>) -> Option<IovaRange> {
         if self.down == 0 || self.then == Then::Stay || self.domains.is_empty() {
-            return;
+            return None;
         }
         let mut all = self.container.state.lock();
         let all = &mut *all;
-        let down = || self.places[..self.down].iter().flatten().map(|mapping| mapping.range);
+        let down = || self.mappings().take(self.down).map(|mapping| mapping.range);
         for range in down() {
-            if let Some(slot) = all.tree.get_mut(&range.start()) {
+            if let Some(slot) = all.tree.get_mut(range.start()) {
                 slot.state = SlotState::Emptied;
             }
         }
         let mut ranges = down().peekable();
-        let mut first = 0;
+        let (mut first, mut detached) = (0, None);
         while let Some(range) = ranges.next() {
             let Some(gap) = all.gap(range) else { continue };
             let (mut hull, mut count) = (range, 1);
@@ -211,91 +228,75 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 hull = IovaRange::new(hull.start(), next.last()).unwrap_or(hull);
                 count += 1;
             }
-            if let Some(walks) = gathers.reclaim(hull, gap) {
-                self.walks = super::domains::cover(self.walks, Some(walks));
+            if self.domains.may_reclaim(hull, gap)
+                && let Some(walks) = gathers.reclaim(hull, gap)
+            {
+                detached = super::domains::cover(detached, Some(walks));
                 for range in down().skip(first).take(count) {
-                    if let Some(slot) = all.tree.get_mut(&range.start()) {
+                    if let Some(slot) = all.tree.get_mut(range.start()) {
                         all.walking += usize::from(slot.walks.replace(walks).is_none());
                     }
                 }
             }
             first += count;
         }
+        detached
     }
 
-    /// Unpins what was taken away, or puts it into quarantine.
-    fn unpin(&mut self, spans: &[Span], synced: Result<(), HardwareError>) {
-        let pinner = &self.container.pinner;
+    /// Unpins what was taken away, or puts it into quarantine, and releases pins and charges of
+    /// what is down.
+    fn unpin(
+        &mut self,
+        spans: &[Span],
+        synced: Result<(), HardwareError>,
+        walks: Option<IovaRange>,
+        mut marks: Option<&mut DirtyBitmap<'_>>,
+    ) {
+        let (container, domains, then) = (self.container, self.domains, self.then);
         let mut spans = Spans::new(spans);
         // The last one may have been taken down in part.
         let touched = (self.down + 1).min(self.len);
-        let mut holds = false;
-        if self.places[..touched].iter().flatten().any(|mapping| mapping.bound.is_some()) {
-            let proven = self.container.state.lock().proven(self.domains);
-            self.places[..touched].iter_mut().flatten().for_each(|mapping| mapping.unbind(proven));
-        }
-        for mapping in self.places[..touched].iter_mut().flatten() {
-            let unforgotten = synced.err().or(mapping.bound.map(|bound| bound.source));
-            let dirty = Dirty::after(mapping.prot);
-            let Mapping { range, pinned: Some(pinned), leaving, .. } = &mut **mapping else {
-                continue;
-            };
-            let (owner, pin) = (range.start(), &mut pinned.pin);
-            let taken = pinned.runs.between(leaving.before, leaving.at);
-            if let Some(error) = unforgotten {
-                leaving.failed = leaving.failed.or(Some(error));
-                leaving.lost |= self.domains.is_empty();
-                let mut all = self.container.state.lock();
-                for BackingRun { bytes, behind } in taken {
-                    let Behind::Pinned(kind) = behind else { continue };
-                    spans.next(bytes, |spans| {
-                        leaving.held += spans.len();
-                        hold(&mut all, owner, spans, kind);
-                    });
+        let (mut holds, mut proven) = (synced.is_err(), None);
+        let mut next = self.first.as_deref_mut();
+        for n in 0..touched {
+            let Some(mapping) = next else { break };
+            if mapping.bound.is_some() {
+                let proven = proven.get_or_insert_with(|| container.state.lock().proven(domains));
+                mapping.unbind(*proven);
+            }
+            holds |= container.unpin_taken(mapping, domains, &mut spans, synced);
+            if n < self.down {
+                if let Some(marks) = &mut marks {
+                    mapping.mark_gone(domains, marks);
                 }
-                holds = true;
-            } else if let Some(pin) = pin {
-                for BackingRun { bytes, behind } in taken {
-                    let Behind::Pinned(kind) = behind else { continue };
-                    spans.next(bytes, |spans| {
-                        unpin_outputs(pinner, pin, spans, kind, dirty);
-                    });
+                if then == Then::Stay {
+                    // Devices may have written all of it, and nobody asked hardware.
+                    mapping.mark_dirty(mapping.range);
+                }
+                if mapping.is_free(0) {
+                    container.release(mapping);
                 }
             }
-            leaving.before = leaving.at;
+            next = mapping.next.as_deref_mut();
         }
-        if holds || synced.is_err() {
-            let mut all = self.container.state.lock();
+        if holds {
+            let mut all = container.state.lock();
             // What was reserved is used: the next batch has to ask anew.
             all.quarantine.give_back(core::mem::take(&mut self.reserved));
-            all.quarantine.keep_walks(self.walks.filter(|_| synced.is_err()));
+            all.quarantine.keep_walks(walks.filter(|_| synced.is_err()));
         }
-        self.walks = None;
     }
 
-    /// Releases pins, charges and slots of what is down; what hardware may use goes into
-    /// quarantine.
-    fn release(&mut self, mut marks: Option<&mut DirtyBitmap<'_>>) {
+    /// Removes the slots of what is down; what hardware may use goes into quarantine.
+    fn release(&mut self) {
         if self.down == 0 {
             return;
         }
-        let (then, domains) = (self.then, self.domains);
-        let down = &mut self.places[..self.down];
-        for mapping in down.iter_mut().flatten() {
-            if let Some(marks) = &mut marks {
-                mapping.mark_gone(domains, marks);
-            }
-            if then == Then::Stay {
-                // Devices may have written all of it, and nobody asked hardware.
-                mapping.mark_dirty(mapping.range);
-            }
-            if mapping.is_free(0) {
-                self.container.release(mapping);
-            }
-        }
-        let mut all = self.container.state.lock();
-        for place in down.iter_mut() {
-            let Some(mapping) = place else { continue };
+        let (then, container) = (self.then, self.container);
+        let mut gone = None;
+        let mut all = container.state.lock();
+        for _ in 0..core::mem::take(&mut self.down) {
+            let Some(mut mapping) = self.take_first() else { break };
             let range = mapping.range;
             if !mapping.is_free(0) {
                 mapping.leaving.then = then;
@@ -303,38 +304,55 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 let (first, bytes) = (range, 0);
                 let kept = source.map(|source| Unforgotten { first, source, bytes });
                 self.outcome.kept = self.outcome.kept.or(kept);
-                place.take().into_iter().for_each(|mapping| all.quarantine(mapping));
+                all.quarantine(mapping);
             } else if then == Then::Stay {
                 mapping.leaving = Leaving::default();
-                let slot = all.tree.get_mut(&range.start());
-                if let Some((slot, mapping)) = slot.zip(place.take()) {
+                if let Some(slot) = all.tree.get_mut(range.start()) {
                     slot.state = SlotState::Mapped(mapping);
                 }
             } else {
                 self.outcome.unmapped = self.outcome.unmapped.wrapping_add(mapping.len());
                 all.remove(range);
+                mapping.next = gone.take();
+                gone = Some(mapping);
             }
+        }
+        if self.is_done() {
+            all.quarantine.give_back(core::mem::take(&mut self.reserved));
         }
         drop(all);
         // Behind the lock: what spaces do when they are dropped is their own affair.
-        down.iter_mut().for_each(|place| drop(place.take()));
-        self.places[..self.len].rotate_left(self.down);
-        self.len -= self.down;
-        self.down = 0;
+        while let Some(mut mapping) = gone {
+            gone = mapping.next.take();
+        }
+    }
+
+    /// Takes the first mapping out of those at work.
+    fn take_first(&mut self) -> Option<Box<Mapping<P>>> {
+        let mut mapping = self.first.take()?;
+        self.first = mapping.next.take();
+        self.len -= 1;
+        Some(mapping)
+    }
+
+    /// Whether there are no mappings any more.
+    fn is_done(&self) -> bool {
+        self.last && self.len == 0
     }
 
     /// Ends it. What there was no room for is as it was, or in quarantine with the part that is
     /// still mapped.
     fn put_back(&mut self, claim: NextMapping<'_, P>) {
+        if self.is_done() && self.reserved == 0 {
+            return;
+        }
         let mut all = self.container.state.lock();
         all.quarantine.give_back(core::mem::take(&mut self.reserved));
-        if self.last && self.len == 0 {
+        if self.is_done() {
             return;
         }
         self.outcome.stuck = true;
-        let mut rest = self.places.iter_mut().filter_map(Option::take);
-        let mut next = |all: &mut State<P>| rest.next().or_else(|| claim(all));
-        while let Some(mut mapping) = next(&mut all) {
+        while let Some(mut mapping) = self.take_first().or_else(|| claim(&mut all)) {
             let first = mapping.range;
             let full = HardwareError {
                 what: "too many unmaps wait for hardware that does not answer",
@@ -349,7 +367,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 continue;
             }
             kept.bytes = kept.bytes.wrapping_add(mapping.len());
-            if let Some(slot) = all.tree.get_mut(&first.start()) {
+            if let Some(slot) = all.tree.get_mut(first.start()) {
                 slot.state = SlotState::Mapped(mapping);
             }
         }
@@ -372,6 +390,43 @@ pub(super) fn hold<P: Pinner>(all: &mut State<P>, owner: Iova, spans: &[Span], k
 }
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
+    /// Unpins what was taken out of a mapping since the last batch, the next of `spans`, or puts it
+    /// into quarantine, and says whether it did that.
+    fn unpin_taken(
+        &self,
+        mapping: &mut Mapping<P>,
+        domains: &Domains,
+        spans: &mut Spans<'_>,
+        synced: Result<(), HardwareError>,
+    ) -> bool {
+        let unforgotten = synced.err().or(mapping.bound.map(|bound| bound.source));
+        let dirty = Dirty::after(mapping.prot);
+        let Mapping { range, pinned: Some(pinned), leaving, .. } = mapping else { return false };
+        let (owner, pin) = (range.start(), &mut pinned.pin);
+        let taken = pinned.runs.between(leaving.before, leaving.at);
+        if let Some(error) = unforgotten {
+            leaving.failed = leaving.failed.or(Some(error));
+            leaving.lost |= domains.is_empty();
+            let mut all = self.state.lock();
+            for BackingRun { bytes, behind } in taken {
+                let Behind::Pinned(kind) = behind else { continue };
+                spans.next(bytes, |spans| {
+                    leaving.held += spans.len();
+                    hold(&mut all, owner, spans, kind);
+                });
+            }
+        } else if let Some(pin) = pin {
+            for BackingRun { bytes, behind } in taken {
+                let Behind::Pinned(kind) = behind else { continue };
+                spans.next(bytes, |spans| {
+                    unpin_outputs(&self.pinner, pin, spans, kind, dirty);
+                });
+            }
+        }
+        leaving.before = leaving.at;
+        unforgotten.is_some()
+    }
+
     /// Releases the pin and the charge of a mapping that was taken down, and that no device can
     /// use any more.
     pub(super) fn release(&self, mapping: &mut Mapping<P>) {
@@ -387,55 +442,16 @@ impl<P: Pinner> State<P> {
     /// What lies between the neighbours of the slot at `range`. Those that are empty count as not
     /// there.
     fn gap(&self, range: IovaRange) -> Option<IovaRange> {
-        let full =
-            |slot: &super::mapping::MappingSlot<P>| !matches!(slot.state, SlotState::Emptied);
-        let mut before = self.tree.range(..range.start()).rev();
-        let before = before.find(|(_, slot)| full(slot)).map(|(_, slot)| slot.last);
-        let start = before.map_or(Some(IovaRange::ALL.start()), |last| last.checked_add(1))?;
-        let behind = range.last().checked_add(1);
-        let next = behind.and_then(|at| self.tree.range(at..).find(|(_, slot)| full(slot)));
+        let full = |slot: &MappingSlot<P>| !matches!(slot.state, SlotState::Emptied);
+        let own = self.tree.find(range.start())?;
+        let mut before = iter::successors(self.tree.before(own), |at| self.tree.before(*at));
+        let before = before.find_map(|at| self.tree.at(at).filter(|(_, slot)| full(slot)));
+        let last_before = before.map(|(_, slot)| slot.last);
+        let start = last_before.map_or(Some(IovaRange::ALL.start()), |last| last.checked_add(1))?;
+        let next = self.tree.iter_from(self.tree.next(own)).find(|(_, slot)| full(slot));
         let last = next.map_or(IovaRange::ALL.last(), |(start, _)| start.wrapping_add(u64::MAX));
         IovaRange::new(start, last)
     }
-}
-
-/// What mappings have in front that is mapped: as many ranges as there are places, and not more
-/// runs than there are.
-fn wanted<'r, 'm, P: Pinner + 'm>(
-    mappings: impl Iterator<Item = &'m Mapping<P>>,
-    ranges: &'r mut [IovaRange; RANGES],
-    mut max_runs: usize,
-) -> &'r [IovaRange] {
-    let mut len = 0;
-    for mapping in mappings {
-        let Some(pinned) = &mapping.pinned else { continue };
-        let mut at = mapping.range.start().wrapping_add(mapping.leaving.bytes);
-        let mut open = None;
-        let mut runs = pinned.runs.rest(mapping.leaving.at);
-        for run in runs.by_ref().take(max_runs) {
-            let range = IovaRange::from_len(at, run.bytes).ok();
-            at = at.wrapping_add(run.bytes);
-            max_runs -= 1;
-            let Some(range) = range.filter(|_| run.behind != Behind::Revoked) else {
-                open = None;
-                continue;
-            };
-            match open.and_then(|n: usize| Some((n, ranges[n].join(range)?))) {
-                Some((n, joined)) => ranges[n] = joined,
-                None if len < RANGES => {
-                    ranges[len] = range;
-                    open = Some(len);
-                    len += 1;
-                }
-                None => return ranges,
-            }
-        }
-        // What follows waits until this mapping is gone: bytes are handed out in order.
-        if runs.next().is_some() {
-            break;
-        }
-    }
-    &ranges[..len]
 }
 
 /// Spans of a batch, handed out by bytes.

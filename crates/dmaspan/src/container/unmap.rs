@@ -3,13 +3,15 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::mem;
 
 use lock_api::RawMutex;
 
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Mapping, MappingSlot, SlotState, Then, Vaddr, overlapping};
+use super::mapping::{Mapping, MappingSlot, SlotState, Then, Vaddr};
 use super::takedown::Unmap;
+use super::tree::Place;
 use super::{Container, State, Version};
 use crate::io_pgtable::DirtyBitmap;
 use crate::iommu::HardwareError;
@@ -25,22 +27,36 @@ pub(super) enum UnmapScope {
 }
 
 /// What an unmap takes down.
-pub(super) struct PendingUnmap {
+pub(super) struct PendingUnmap<P: Pinner> {
     /// The number of the unmap, by which it knows its mappings: others may be mapped and doomed in
     /// the range meanwhile.
     unmap: u64,
     domains: Arc<Domains>,
     /// Whether anything waits for hardware.
     waits: bool,
+    /// The first mapping, whose slot is the unmap's.
+    first: Option<Box<Mapping<P>>>,
+    /// How many more there are, in their slots.
+    more: usize,
 }
 
 impl<P: Pinner> State<P> {
-    /// Makes all mappings that begin in `range` the caller's own, to work on without the lock.
-    pub(super) fn doom(&mut self, range: IovaRange) -> PendingUnmap {
+    /// Makes all mappings that begin in `range` the caller's own, to work on without the lock. They
+    /// are at `place` and behind it.
+    pub(super) fn doom(&mut self, range: IovaRange, mut place: Place) -> PendingUnmap<P> {
         self.working += 1;
         self.unmaps += 1;
         let unmap = self.unmaps;
-        for (_, slot) in self.tree.range_mut(range.start()..=range.last()) {
+        let waits = !self.quarantine.is_empty();
+        let (mut first, mut more, mut is_last) = (None, 0, false);
+        while !is_last {
+            let next = self.tree.next(place);
+            let Some((start, slot)) = self.tree.at_mut(place) else { break };
+            place = next;
+            is_last = slot.last >= range.last();
+            if !range.contains(start) {
+                continue;
+            }
             if let SlotState::Quarantined(mapping) = &mut slot.state {
                 // Of what is in quarantine nothing is cut, and it hides nothing.
                 if !range.covers(mapping.range) {
@@ -53,23 +69,34 @@ impl<P: Pinner> State<P> {
                 }
                 self.quarantine.leave();
             }
-            slot.doom(unmap);
             self.invalid -= usize::from(slot.vaddr == Vaddr::Invalid);
             slot.vaddr = Vaddr::Known;
+            slot.state = match mem::replace(&mut slot.state, SlotState::Busy) {
+                SlotState::Mapped(mapping) | SlotState::Quarantined(mapping) => match first {
+                    None => {
+                        first = Some(mapping);
+                        SlotState::Busy
+                    }
+                    Some(_) => {
+                        more += 1;
+                        SlotState::Doomed(mapping, unmap)
+                    }
+                },
+                other => other,
+            };
         }
-        let waits = !self.quarantine.is_empty();
-        PendingUnmap { unmap, domains: Arc::clone(&self.domains), waits }
+        PendingUnmap { unmap, domains: Arc::clone(&self.domains), waits, first, more }
     }
 
     /// The next mapping of a range that the unmap with this number doomed.
     fn take_doomed(&mut self, range: IovaRange, unmap: u64) -> Option<Box<Mapping<P>>> {
-        for (_, slot) in self.tree.range_mut(range.start()..=range.last()) {
-            match core::mem::replace(&mut slot.state, SlotState::Busy) {
+        self.tree.visit_mut(range.start(), range.last(), |slot| {
+            match mem::replace(&mut slot.state, SlotState::Busy) {
                 SlotState::Doomed(mapping, by) if by == unmap => return Some(mapping),
                 other => slot.state = other,
             }
-        }
-        None
+            None
+        })
     }
 }
 
@@ -99,34 +126,61 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         }
     }
 
-    /// Makes what an unmap of `range` takes down the caller's.
+    /// Makes what an unmap of `range` takes down the caller's, or nothing.
     pub(super) fn doom_range(
         &self,
         all: &mut State<P>,
         range: IovaRange,
-    ) -> Result<Option<PendingUnmap>, Error<P::Error>> {
-        match self.check_unmap(all, range)? {
-            UnmapScope::Nothing => Ok(None),
-            UnmapScope::Mappings => self.try_doom(all, range).map(Some),
-        }
+    ) -> Result<Option<PendingUnmap<P>>, Error<P::Error>> {
+        let first = all.tree.reaching(range.start());
+        let mut unused = Ok(());
+        let scope = self.check_unmap(all, range, first, |mapped, slot| {
+            // Of what is in quarantine nothing is cut.
+            let goes = slot.mapped().is_some() || range.covers(mapped);
+            if let Some(mapping) = slot.left().filter(|_| goes && unused.is_ok()) {
+                unused = all.check_unused(range, mapped, mapping.copies);
+            }
+        })?;
+        // Last: devices are told only of what will be unmapped.
+        unused?;
+        Ok(match scope {
+            UnmapScope::Nothing => None,
+            UnmapScope::Mappings => Some(all.doom(range, first)),
+        })
     }
 
-    /// What an unmap of `range` is about.
+    /// What an unmap of `range` is about. Refuses a range that cuts a mapping where it may not, or
+    /// reaches what others work on. Its first slot is at `first`; `each` sees all of them.
     pub(super) fn check_unmap(
         &self,
         all: &State<P>,
         range: IovaRange,
+        first: Place,
+        mut each: impl FnMut(IovaRange, &MappingSlot<P>),
     ) -> Result<UnmapScope, Error<P::Error>> {
         let granule = self.granule(&all.domains);
         let ends = range.start().get() | range.last().get().wrapping_add(1);
         if ends & granule.wrapping_sub(1) != 0 {
             return Err(Error::MisalignedUnmap { range, granule });
         }
-        let in_use = |slot: &MappingSlot<P>| !matches!(slot.state, SlotState::Quarantined(_));
-        let first = overlapping(&all.tree, range).find(|(_, slot)| in_use(slot));
-        let inside = first.is_some_and(|(mapped, _)| mapped.start() < range.start());
-        let nothing = inside && self.version == Version::V1;
-        Ok(if nothing { UnmapScope::Nothing } else { UnmapScope::Mappings })
+        for (mapped, slot) in all.tree.overlapping(first, range) {
+            match (&slot.state, self.version) {
+                // Unmapped already, as far as it can be.
+                (SlotState::Quarantined(_), _) => {}
+                (_, Version::V1) if mapped.start() < range.start() => {
+                    return Ok(UnmapScope::Nothing);
+                }
+                (_, Version::V2) if !range.covers(mapped) => {
+                    return Err(Error::Bisects { range, mapping: mapped });
+                }
+                (SlotState::Mapped(_), _) => {}
+                (SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..), _) => {
+                    return Err(Error::Busy { range, busy: mapped });
+                }
+            }
+            each(mapped, slot);
+        }
+        all.check_open().map(|()| UnmapScope::Mappings)
     }
 
     /// Unmaps everything and returns its bytes. Where it succeeds nothing of the container's is
@@ -137,60 +191,18 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// As for [`unmap`](Self::unmap).
     #[track_caller]
     pub fn unmap_all(&self) -> Result<u64, Error<P::Error>> {
-        let doomed = self
-            .announcing(IovaRange::ALL, || self.try_doom(&mut self.state.lock(), IovaRange::ALL))?;
-        self.unmap_doomed(doomed, IovaRange::ALL, None)
-    }
-
-    /// Makes all mappings in `range` the caller's to take down, or none of them.
-    fn try_doom(
-        &self,
-        all: &mut State<P>,
-        range: IovaRange,
-    ) -> Result<PendingUnmap, Error<P::Error>> {
-        self.check_whole(all, range)?;
-        // Last: devices are told only of what will be unmapped.
-        for (mapped, slot) in overlapping(&all.tree, range) {
-            // Of what is in quarantine nothing is cut.
-            let goes = slot.mapped().is_some() || range.covers(mapped);
-            if let Some(mapping) = slot.left().filter(|_| goes) {
-                all.check_unused(range, mapped, mapping.copies)?;
-            }
-        }
-        Ok(all.doom(range))
-    }
-
-    /// Refuses a range that cuts a mapping where it may not, or reaches what others work on.
-    pub(super) fn check_whole(
-        &self,
-        all: &State<P>,
-        range: IovaRange,
-    ) -> Result<(), Error<P::Error>> {
-        for (mapped, slot) in overlapping(&all.tree, range) {
-            match slot.state {
-                // Unmapped already, as far as it can be.
-                SlotState::Quarantined(_) => {}
-                _ if self.version == Version::V2 && !range.covers(mapped) => {
-                    return Err(Error::Bisects { range, mapping: mapped });
-                }
-                SlotState::Mapped(_) => {}
-                SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => {
-                    return Err(Error::Busy { range, busy: mapped });
-                }
-            }
-        }
-        all.check_open()
+        self.unmap(IovaRange::ALL)
     }
 
     /// Takes down what was doomed, and marks what was written of it in `marks`.
     #[track_caller]
     pub(super) fn unmap_doomed(
         &self,
-        doomed: PendingUnmap,
+        doomed: PendingUnmap<P>,
         range: IovaRange,
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> Result<u64, Error<P::Error>> {
-        let PendingUnmap { unmap, domains, waits } = doomed;
+        let PendingUnmap { unmap, domains, waits, mut first, mut more } = doomed;
         let mut unmapped = 0u64;
         if waits || domains.oldest().is_some() {
             if let Some(marks) = &mut marks {
@@ -202,7 +214,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut rest = Some(range);
         let outcome = Unmap::new(self, &domains, Then::Go).run(
             &mut |all| {
-                let mapping = all.take_doomed(rest?, unmap)?;
+                let mapping = match first.take() {
+                    Some(mapping) => mapping,
+                    None => {
+                        more = more.checked_sub(1)?;
+                        all.take_doomed(rest?, unmap)?
+                    }
+                };
                 let behind = mapping.range.last().checked_add(1);
                 rest = behind.and_then(|at| IovaRange::new(at, range.last()));
                 Some(mapping)

@@ -55,14 +55,13 @@ impl<P: Pinner> State<P> {
         }
         let mut slots = self.tree.iter();
         let found = slots.find(|(_, slot)| slot.vaddr == Vaddr::Invalid);
-        found.map_or(Ok(()), |(&start, slot)| {
-            Err(Error::VaddrInvalid { mapping: slot.range(start) })
-        })
+        found
+            .map_or(Ok(()), |(start, slot)| Err(Error::VaddrInvalid { mapping: slot.range(start) }))
     }
 
     /// Says whether the user's addresses of the mapping at `range` are known.
     pub(super) fn set_vaddr(&mut self, range: IovaRange, vaddr: Vaddr) {
-        let Some(slot) = self.tree.get_mut(&range.start()) else { return };
+        let Some(slot) = self.tree.get_mut(range.start()) else { return };
         self.invalid -= usize::from(slot.vaddr == Vaddr::Invalid);
         self.invalid += usize::from(vaddr == Vaddr::Invalid);
         slot.vaddr = vaddr;
@@ -79,14 +78,16 @@ impl<P: Pinner> State<P> {
         if let Some((mapping, _)) = already {
             return Err(Error::VaddrInvalidAlready { range, mapping });
         }
+        let Self { tree, invalid, .. } = self;
         let mut bytes = 0u64;
-        for (_, slot) in self.tree.range_mut(range.start()..=range.last()) {
+        tree.visit_mut(range.start(), range.last(), |slot| {
             if let SlotState::Mapped(mapping) = &slot.state {
                 slot.vaddr = Vaddr::Invalid;
-                self.invalid += 1;
+                *invalid += 1;
                 bytes = bytes.wrapping_add(mapping.range.len_less_one()).wrapping_add(1);
             }
-        }
+            None::<()>
+        });
         Ok(bytes)
     }
 }
@@ -107,12 +108,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub fn invalidate_vaddr(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
         self.waiting(|| {
             let mut all = self.state.lock();
-            match self.check_unmap(&all, range)? {
+            let first = all.tree.reaching(range.start());
+            match self.check_unmap(&all, range, first, |_, _| ())? {
                 UnmapScope::Nothing => Ok(0),
-                UnmapScope::Mappings => {
-                    self.check_whole(&all, range)?;
-                    all.invalidate(range)
-                }
+                UnmapScope::Mappings => all.invalidate(range),
             }
         })
     }
@@ -123,11 +122,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// As there.
     pub fn invalidate_vaddr_all(&self) -> Result<u64, Error<P::Error>> {
-        self.waiting(|| {
-            let mut all = self.state.lock();
-            self.check_whole(&all, IovaRange::ALL)?;
-            all.invalidate(IovaRange::ALL)
-        })
+        self.invalidate_vaddr(IovaRange::ALL)
     }
 
     /// Says where the memory of a mapping is, whose user addresses are invalid, and perhaps whose.
@@ -152,7 +147,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if result.is_ok() {
             let mut all = self.state.lock();
             all.set_vaddr(range, Vaddr::Known);
-            if let Some(slot) = all.tree.get_mut(&range.start()) {
+            if let Some(slot) = all.tree.get_mut(range.start()) {
                 slot.space_id = self.pinner.space_id(&mapping.space);
                 slot.user = mapping.user;
             }
@@ -189,7 +184,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             SlotState::Mapped(_) => return Err(Error::NotInvalid { range, mapping: mapped }),
         }
         let domains = self.begin(&mut all)?;
-        let slot = all.tree.get_mut(&range.start());
+        let slot = all.tree.get_mut(range.start());
         match slot.map(|slot| core::mem::replace(&mut slot.state, SlotState::Busy)) {
             Some(SlotState::Mapped(mapping)) => Ok((mapping, domains)),
             // It was a moment ago, under the same lock.

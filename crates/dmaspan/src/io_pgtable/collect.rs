@@ -104,7 +104,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// The span at hand stays in registers: with scattered memory this loop is what an unmap costs.
     /// Without `GROUPS` there are no leaves of several entries, and no size needs to be looked at.
     #[inline(always)]
-    fn collect_singles<const GROUPS: bool>(
+    pub(super) fn collect_singles<const GROUPS: bool>(
         &self,
         entries: &[Cell<F>],
         level: u32,
@@ -184,7 +184,7 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
 }
 
 /// Why no more spans are collected.
-enum Stop {
+pub(super) enum Stop {
     /// The one at this IOVA has no place.
     Full(Iova),
     Refused(Error),

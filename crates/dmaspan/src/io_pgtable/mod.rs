@@ -516,11 +516,13 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     /// table or not of the range owned here, and then unmaps nothing.
     pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> UnmappedSpans<M::List> {
         let range = rest.range();
-        if rest.is_of(self.table.id())
-            && self.check_range(range, F::GRANULE_LG2).is_ok()
-            && let Ok(unmapped) = self.table.unmap_spans(range, buf, Ahead::Checked)
-        {
-            return unmapped;
+        if rest.is_of(self.table.id()) && self.check_range(range, F::GRANULE_LG2).is_ok() {
+            if let Some(retired) = self.table.unmap_in_table(range, buf) {
+                return UnmappedSpans { retired, rest: None };
+            }
+            if let Ok(unmapped) = self.table.unmap_spans(range, buf, Ahead::Checked) {
+                return unmapped;
+            }
         }
         UnmappedSpans { retired: Retired::nothing(), rest: Some(rest) }
     }

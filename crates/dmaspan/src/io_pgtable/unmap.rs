@@ -3,6 +3,8 @@
 //! A detached table is not written at all: one store to the entry that leads to it takes all of it
 //! away. It is freed only after the sync, since hardware may still be reading it.
 
+use core::ops::ControlFlow;
+
 use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
 use super::format::{Entry, Format};
@@ -132,6 +134,31 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             take(taken, &mut retired);
         }
         Ok(UnmappedSpans { retired, rest: rest.map(|range| Rest { range, table: self.id() }) })
+    }
+
+    /// Puts the spans of `range` into `buf` and takes those translations away, in one walk, if they
+    /// are pages of one table that the range does not cover whole, and all of them have room.
+    #[inline(always)]
+    pub(super) fn unmap_in_table(
+        &self,
+        range: IovaRange,
+        buf: &mut SpanBuf<'_>,
+    ) -> Option<Retired<M::List>> {
+        let (first, last) = (range.start().get(), range.last().get());
+        let count = to_index((last - first) >> F::GRANULE_LG2).saturating_add(1);
+        if count >= 1 << F::LG2_ENTRIES {
+            return None;
+        }
+        let entries = self.find(first, 0).ok()?.get(..count)?;
+        let mark = buf.mark();
+        let found = self.collect_singles::<true>(entries, 0, first, buf);
+        if !matches!(found, ControlFlow::Continue(singles) if singles == count) {
+            buf.rewind(mark);
+            return None;
+        }
+        entries.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
+        self.memory.written(Promise::kept(), entries);
+        Some(Retired { range: Some(range), leaf_sizes: lg2::size(F::GRANULE_LG2), tables: None })
     }
 
     /// Takes the translations of `range` away as far as they are leaves of one entry each, of

@@ -316,7 +316,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
     #[track_caller]
     pub unsafe fn sync(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
-        self.sync_own(gather)
+        let synced = gather.synced();
+        self.sync_own(gather).map(|()| synced)
     }
 
     /// [`add`](Self::add), for what is known to be of this domain.
@@ -333,17 +334,22 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// [`sync`](Self::sync), for what is known to be of this domain.
     #[track_caller]
-    pub(crate) fn sync_own(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
-        let synced = gather.synced();
+    pub(crate) fn sync_own(&self, mut gather: Gather<M::List>) -> Result<(), SyncFailed<M::List>> {
+        let synced = self.sync_in_place(&mut gather);
+        synced.map_err(|error| SyncFailed { gather, error })
+    }
+
+    /// [`sync_own`](Self::sync_own) of a gather that stays where it is, as it was if that fails.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn sync_in_place(&self, gather: &mut Gather<M::List>) -> Result<(), HardwareError> {
         if !gather.is_empty() {
-            if let Err(error) = self.invalidate(&gather.invalidation()) {
-                return Err(SyncFailed { gather, error });
-            }
-            if let Some(tables) = gather.tables {
+            self.invalidate(&gather.invalidation())?;
+            if let Some(tables) = gather.tables.take() {
                 self.table.free_tables(tables);
             }
         }
-        Ok(synced)
+        Ok(())
     }
 
     /// Makes hardware forget, unless it has let go of the tables: then it has forgotten, and may no
@@ -389,7 +395,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         }
         let mut gather = self.gather();
         self.add_own(&mut gather, retired);
-        self.sync_own(gather).map(|_| ())
+        self.sync_own(gather)
     }
 
     /// Takes the tables away from hardware for good.
@@ -543,7 +549,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         let mut gather = self.gather();
         self.add_own(&mut gather, retired);
         match self.sync_own(gather) {
-            Ok(_) => Ok(error),
+            Ok(()) => Ok(error),
             Err(failed) => Err(MapFailed { error, unsynced: Some(failed.gather) }),
         }
     }

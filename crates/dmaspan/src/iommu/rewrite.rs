@@ -201,7 +201,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         let mut gather = self.gather();
         self.add_own(&mut gather, retired);
         match self.sync_own(gather) {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(SyncFailed { error, .. }) => Err(error),
         }
     }

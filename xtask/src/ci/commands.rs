@@ -169,6 +169,11 @@ const COMMANDS: &[Entry] = &[
     ),
     entry("cargo xtask peers --instructions --case dma_lpae", Line(ONE_COUNT), AsIs),
     entry("cargo xtask peers --runs 3 --case dma_lpae/", Line(ONE_COUNT), AsIs),
+    entry(
+        "cargo xtask peers --runs 3 --case dma_lpae/ --invalidation-ns 1000",
+        Line(ONE_COUNT),
+        AsIs,
+    ),
     entry("cargo xtask peers --contention", Line(ONE_CONTENTION), AsIs),
     entry("cargo xtask peers --instructions --case container", Line(ONE_CONTAINER), AsIs),
     entry("cargo xtask peers --runs 3 --case container", Line(ONE_CONTAINER), AsIs),

@@ -85,8 +85,9 @@ const PIN_HUGE_LEAST: u64 = 4 << 30;
 /// microseconds.
 const UNPIN_LEAST: u64 = 1 << 30;
 
-/// The [`PART`] of this memory. No page is in two parts, as each ring charges its pages; adopted
-/// memory may have any, which have 1 GiB at most on x86-64 and Arm.
+/// The [`PART`] of this memory. No page of up to 1 GiB is in two parts, as each ring charges its
+/// pages. A page that two pins reach by parts of other sizes, or where a table is short of slots,
+/// may be in two rings, and is charged in each.
 fn part_of(memory: &Memory) -> u64 {
     let least = if memory.kind() == MemoryKind::Adopted { CHUNK } else { PART };
     least.max(memory.page_size())
@@ -99,10 +100,10 @@ fn has_base_pages(memory: &Memory) -> bool {
 
 /// How many threads gain with `len` bytes, of at least `least` each.
 fn threads_for(len: u64, least: u64) -> usize {
-    if len / 2 < least {
-        return 1;
+    match usize::try_from(len / least).unwrap_or(THREADS_MOST).min(THREADS_MOST) {
+        0 | 1 => 1,
+        most => thread::available_parallelism().map_or(1, NonZero::get).min(most),
     }
-    thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MOST)
 }
 
 /// The longest buffer of a range, of pages of so many bytes.
@@ -244,7 +245,7 @@ impl Registrar {
     pub(crate) fn io_uring() -> Result<Self, RegisterError> {
         let tables = Tables::new();
         // Whether there are rings shows with the first.
-        let slot = tables.take(&[(0, 1)]).map_err(|error| error.unavailable())?;
+        let slot = tables.take(&[(Some(0), 1)]).map_err(|error| error.unavailable())?;
         tables.give_back(&slot);
         Ok(Self::IoUring(tables))
     }
@@ -327,7 +328,7 @@ fn fill_slots(
     let chunk = chunk_of(range, memory.page_size());
     let part = part_of(memory).max(chunk);
     let filling = Filling::take(tables, range, chunk, part).or_else(|_| {
-        // Where slots or rings are few, long buffers need fewer; the first ring is always there.
+        // Where slots or rings are few, long buffers need fewer, of the rings that there are.
         Filling::take(tables, range, CHUNK, u64::MAX)
     })?;
     let least = if has_base_pages(memory) { PIN_LEAST } else { PIN_HUGE_LEAST };
@@ -357,7 +358,8 @@ impl<'t> Filling<'t> {
     ) -> Result<Self, RegisterError> {
         let parts: Vec<_> = pieces(range.start().get(), range.last().get(), part).collect();
         let wanted = parts.iter().map(|&(start, len)| {
-            let table = u32::try_from(start / part % u64::from(TABLES)).unwrap_or(0);
+            let table = u32::try_from(start / part % u64::from(TABLES)).ok();
+            let table = table.filter(|_| part != u64::MAX);
             (table, pieces(start, start + (len - 1), chunk).count())
         });
         let wanted: Vec<_> = wanted.collect();
@@ -464,8 +466,9 @@ impl Tables {
     }
 
     /// Takes so many slots of a table, or of those behind it where it has fewer, for each that is
-    /// wanted, and makes the tables that they are of.
-    fn take(&self, wanted: &[(u32, usize)]) -> Result<Vec<u32>, TakeError> {
+    /// wanted, and makes the tables that they are of. Where no table is wanted, those that are made
+    /// come first.
+    fn take(&self, wanted: &[(Option<u32>, usize)]) -> Result<Vec<u32>, TakeError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let needed = wanted.iter().map(|(_, count)| count).sum();
         let left = free.iter().map(Vec::len).sum::<usize>();
@@ -475,8 +478,14 @@ impl Tables {
         let mut taken = Vec::with_capacity(needed);
         for (table, count) in wanted {
             let end = taken.len() + count;
-            let (before, behind) = free.split_at_mut(table_of(table * TABLE_SLOTS));
-            for slots in behind.iter_mut().chain(before) {
+            let first = table.map_or(0, |table| table_of(table * TABLE_SLOTS));
+            let mut order: Vec<_> = (first..free.len()).chain(0..first).collect();
+            if table.is_none() {
+                order
+                    .sort_by_key(|at| self.tables.get(*at).is_none_or(|made| made.get().is_none()));
+            }
+            for slots in order {
+                let Some(slots) = free.get_mut(slots) else { continue };
                 let left = slots.len().saturating_sub(end - taken.len());
                 taken.extend(slots.drain(left..).rev());
             }

@@ -146,7 +146,7 @@ pub(crate) fn pin(user: UserRange, iovas: IovaRange) {
     HANDLES.fetch_add(1, Ordering::Relaxed);
     PINNED.fetch_add(user.len_less_one().saturating_add(1), Ordering::Relaxed);
     log::warn!(
-        "{user}, which was mapped at {iovas}, stays pinned and charged for ever: hardware did not \
-         confirm that it forgot it; reset the device and its IOMMU before the memory is reused"
+        "{user}, which was mapped at {iovas}, stays pinned and charged for ever: hardware was not \
+         seen to forget it; reset the device and its IOMMU before the memory is reused"
     );
 }

@@ -47,8 +47,7 @@ const ONE_COUNT: &str = "cargo xtask peers --instructions --case dma_lpae/single
 const ONE_CONTENTION: &str = "cargo xtask peers --contention --case iova/pair_1";
 const ONE_CONTAINER: &str =
     "cargo xtask peers --instructions --case container_lpae/64k_folio_cheap";
-const ONE_REGISTERED: &str =
-    "cargo xtask peers --instructions --case registered/64k_folio_cheap";
+const ONE_REGISTERED: &str = "cargo xtask peers --instructions --case registered/64k_folio_cheap";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
 /// It says that mapping would fail.
 const FAILS: Form =
@@ -178,6 +177,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo xtask peers --instructions --case container", Line(ONE_CONTAINER), AsIs),
     entry("cargo xtask peers --runs 3 --case container", Line(ONE_CONTAINER), AsIs),
     entry("cargo xtask peers --instructions --case registered", Line(ONE_REGISTERED), AsIs),
+    entry("cargo xtask peers --runs 1 --case registered/import", Line(ONE_REGISTERED), AsIs),
     entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),
     entry("cargo xtask peers --findings", AsIs, AsIs),
     entry("cargo test -p dmaspan-bench", TESTS, TESTS),

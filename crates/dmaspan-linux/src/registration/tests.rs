@@ -77,6 +77,20 @@ fn lock_counts_agree_with_one_count_for_each_page() {
 }
 
 /// How many slots are free.
+#[test]
+fn where_any_table_will_do_those_that_are_made_come_first() {
+    let Some(Registrar::IoUring(tables)) = rings() else { return };
+    let all = |slots: u32| usize::try_from(slots).unwrap();
+    let made = || tables.tables.iter().filter(|table| table.get().is_some()).count();
+    let other = tables.take(&[(Some(9), 1)]).unwrap();
+    let taken = tables.take(&[(None, all(2 * TABLE_SLOTS - 1))]).unwrap();
+    assert_eq!((taken[0], taken[255], taken[256]), (0, 255, 9 * TABLE_SLOTS + 1));
+    assert_eq!(made(), 2, "no ring was opened for it");
+    let more = tables.take(&[(None, 1)]).unwrap();
+    assert_eq!((&*more, made()), (&[TABLE_SLOTS][..], 3));
+    [other, taken, more].iter().for_each(|slots| tables.give_back(slots));
+}
+
 fn free(tables: &Tables) -> usize {
     tables.free.lock().unwrap().iter().map(Vec::len).sum()
 }
@@ -87,16 +101,16 @@ fn full_tables_are_refused_and_say_how_many_slots_are_free() {
     let made = || tables.tables.iter().filter(|table| table.get().is_some()).count();
     let all = |slots: u32| usize::try_from(slots).unwrap();
     assert_eq!(made(), 1);
-    let first = tables.take(&[(0, all(TABLE_SLOTS))]).unwrap();
+    let first = tables.take(&[(Some(0), all(TABLE_SLOTS))]).unwrap();
     assert_eq!((made(), first[0], first[255]), (1, 0, 255));
     // Of a table that is full the next one takes the place, and the first that of the last.
-    let next = tables.take(&[(0, 1), (TABLES - 1, 1)]).unwrap();
+    let next = tables.take(&[(Some(0), 1), (Some(TABLES - 1), 1)]).unwrap();
     assert_eq!((&*next, made()), (&[TABLE_SLOTS, SLOTS - TABLE_SLOTS][..], 3));
-    let rest = tables.take(&[(TABLES - 1, all(SLOTS - TABLE_SLOTS - 3))]).unwrap();
+    let rest = tables.take(&[(Some(TABLES - 1), all(SLOTS - TABLE_SLOTS - 3))]).unwrap();
     assert_eq!((rest[0], rest[255]), (SLOTS - TABLE_SLOTS + 1, TABLE_SLOTS + 1));
-    assert_eq!(tables.take(&[(3, 1), (4, 1)]), Err(TakeError::Full { free: 1 }));
+    assert_eq!(tables.take(&[(Some(3), 1), (Some(4), 1)]), Err(TakeError::Full { free: 1 }));
     [first, next, rest].iter().for_each(|slots| tables.give_back(slots));
-    assert_eq!(tables.take(&[(5, all(SLOTS))]).unwrap().len(), 1 << 14);
+    assert_eq!(tables.take(&[(Some(5), all(SLOTS))]).unwrap().len(), 1 << 14);
 }
 
 #[test]
@@ -219,7 +233,7 @@ fn long_buffers_are_used_where_slots_are_few() {
     let two = registrar.register(&memory, range, offset).unwrap();
     assert_eq!(two.slots.len(), 2);
     registrar.unregister(&memory, two).unwrap();
-    let taken = tables.take(&[(0, usize::try_from(SLOTS - 1).unwrap())]).unwrap();
+    let taken = tables.take(&[(Some(0), usize::try_from(SLOTS - 1).unwrap())]).unwrap();
     let one = registrar.register(&memory, range, offset).unwrap();
     assert_eq!(one.slots.len(), 1);
     registrar.unregister(&memory, one).unwrap();

@@ -272,7 +272,8 @@ pub(super) struct NoRoom;
 /// kind its memory is.
 #[derive(Debug)]
 pub(super) enum Runs {
-    /// It is where the mapping is: most have no memory of their own for it.
+    /// Of memory, which no revocation cuts. It is where the mapping is: most have no memory of
+    /// their own for it.
     One(BackingRun),
     More(Vec<BackingRun>),
 }
@@ -288,7 +289,7 @@ impl Runs {
     pub(super) fn push(&mut self, bytes: u64, kind: Kind) -> Result<(), NoRoom> {
         let run = BackingRun { bytes, behind: Behind::Pinned(kind) };
         let last = match self {
-            Self::More(runs) if runs.is_empty() => {
+            Self::More(runs) if runs.is_empty() && kind == Kind::Memory => {
                 *self = Self::One(run);
                 return Ok(());
             }

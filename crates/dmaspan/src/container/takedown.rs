@@ -102,7 +102,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
     /// Claims mappings for the next batch, and room in quarantine for what it takes away. Says
     /// whether there is anything to do, and room to do it.
     fn next_batch(&mut self, claim: NextMapping<'_, P>) -> bool {
-        let (before, mut asked) = (self.len, false);
+        let (mut before, mut asked) = (self.len, false);
         loop {
             if self.is_done() || self.last && self.reserved > 0 {
                 return self.len > 0;
@@ -118,6 +118,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 self.domains.observe(&Event::Unmapping { range: mapping.range, by: self.by });
                 self.container.stop_reading(mapping);
             }
+            before = self.len;
             if self.reserved > 0 || wanted == 0 {
                 return self.len > 0;
             }

@@ -2,8 +2,10 @@
 //! mostly where the last one was.
 //!
 //! Values lie in nodes of up to [`PLACES`], in any order, and beside them their keys in order: so
-//! an insertion moves keys and no values. One list has all nodes by their first key. It changes
-//! once for a dozen mappings or more, and has 16 bytes for each node.
+//! an insertion moves keys, and half the values of a node where that was full. One list has all
+//! nodes by their first key, with 16 bytes for each. It changes once for a dozen mappings or more,
+//! but where all around a place is full: what is mapped and unmapped there alone makes a node and
+//! drops it.
 //!
 //! Removing a value allocates nothing.
 
@@ -276,6 +278,8 @@ impl<T> Tree<T> {
     /// Moves half of a full node to a new one behind it.
     #[cold]
     fn split(&mut self, node: usize) {
+        // What allocates does so before anything moves.
+        self.nodes.reserve(1);
         let mut upper = Body::new();
         let lower = &mut self.nodes[node].body;
         lower.move_to(PLACES / 2, &mut upper);

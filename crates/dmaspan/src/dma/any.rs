@@ -340,6 +340,10 @@ impl Sealed for AnyTranslation {
         self.inner.hold(promise, iovas, memory);
     }
 
+    fn keep_torn(&self) {
+        self.inner.keep_torn();
+    }
+
     fn settle(&self) -> Result<(), Error> {
         self.inner.settle()
     }

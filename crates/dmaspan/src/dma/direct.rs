@@ -155,6 +155,8 @@ impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
         Err(Error::Untranslated)
     }
 
+    fn keep_torn(&self) {}
+
     fn settle(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -371,6 +371,10 @@ pub(super) mod translation {
         #[track_caller]
         fn hold(&self, promise: Promise<'_>, iovas: Iovas, memory: Self::Memory);
 
+        /// Has all that was ever unmapped synced once more, together with what is in quarantine: a
+        /// panic tore an operation, and nobody knows what it had unmapped.
+        fn keep_torn(&self);
+
         /// Syncs what is in quarantine, whoever put it there.
         #[track_caller]
         fn settle(&self) -> Result<(), Error>;
@@ -584,6 +588,11 @@ where
         let mut gather = self.domain.gather();
         self.domain.add_own(&mut gather, self.domain.take_away(range));
         self.queue.keep(gather, iter::once(held), self);
+    }
+
+    #[cold]
+    fn keep_torn(&self) {
+        self.queue.keep_torn(iter::empty());
     }
 
     #[track_caller]

@@ -267,8 +267,8 @@ pub struct DestroyFailed<T: Translation = AnyTranslation, B: BouncePool = <T as 
 }
 
 impl<T: Translation, B: BouncePool> From<DestroyFailed<T, B>> for Error {
-    /// The reason alone. The reservation is dropped, and so it leaks: the device may go on using
-    /// its memory, which is never freed.
+    /// The reason alone. A reservation that was given back is dropped, and so it leaks: the device
+    /// may go on using its memory, which is never freed.
     #[cold]
     fn from(failed: DestroyFailed<T, B>) -> Self {
         failed.error
@@ -404,6 +404,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
         let range = self.own_mapped(reservation)?;
         self.translation.observe(&Event::Mapping { range, by: self.caller() });
+        let (torn, settled) = (self.may_be_torn(), reservation.settled);
+        reservation.settled = Settled::No;
         let mapped = match reservation.links.len() - reservation.mapped {
             0 => Ok(()),
             // Of one piece are slots for its two ends, and what lies between.
@@ -411,14 +413,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             2..=FEW => self.map_links::<FEW>(reservation),
             _ => self.map_links::<STAGE>(reservation),
         };
-        // What is mapped of them when this fails stays so for the next call.
-        if let Err(error) = mapped {
-            return Err(reservation.unsettled_by(error));
-        }
-        self.translation.announce(Promise::kept(), range).map_err(|error| {
-            reservation.state = State::Withdrawn;
-            reservation.unsettled_by(error)
-        })
+        let told = match mapped {
+            Ok(()) => self.translation.announce(Promise::kept(), range).inspect_err(|_| {
+                reservation.state = State::Withdrawn;
+            }),
+            // What is mapped of them stays so for the next call.
+            Err(error) => Err(error),
+        };
+        torn.ended();
+        reservation.settled = settled;
+        told.map_err(|error| reservation.unsettled_by(error))
     }
 
     /// Maps the links that are not mapped yet, by as few calls of the table as there are gaps,
@@ -487,16 +491,23 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let (Some(first), Some(last)) = (links.first(), links.last()) else { return Ok(()) };
         let range = IovaRange::new(first.start, last.last());
         let (first, end) = (first.offset, last.offset + last.len());
+        let mapped = reservation.mapped;
+        reservation.mapped = mapped.min(places.start);
+        reservation.links[places.clone()].iter_mut().for_each(|link| link.is_mapped = false);
         if let Some(range) = range {
             self.settle(reservation, range)?;
         }
         self.give_back(reservation, places.clone());
-        let bounced = &mut reservation.bounced;
+        let bounced = &reservation.bounced;
         let slots = bounced.partition_point(|link| link.offset < first)
             ..bounced.partition_point(|link| link.offset < end);
-        bounced.drain(slots).for_each(|link| self.release(link.slots));
-        let before = reservation.mapped.min(places.start);
-        reservation.mapped = reservation.mapped.saturating_sub(places.len()).max(before);
+        // Where the pool panics, pieces without their slots must not be mapped themselves.
+        let state = mem::replace(&mut reservation.state, State::Withdrawn);
+        for at in slots.rev() {
+            self.release(reservation.bounced.remove(at).slots);
+        }
+        reservation.state = state;
+        reservation.mapped = mapped.saturating_sub(places.len()).max(reservation.mapped);
         reservation.links.drain(places).for_each(|link| release(link.memory));
         Ok(())
     }
@@ -506,17 +517,18 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// In lazy mode it does not wait: the queue drops the memory and frees the addresses at its
     /// flush, as for [`Unmapped::Queued`](super::Unmapped), and `release` is not called. So it is
-    /// where the device is trusted and no piece is bounced. A driver that wants the memory back
-    /// [unlinks](Self::unlink) it first.
+    /// where the device is trusted, no piece is bounced, and no earlier call has failed to make
+    /// hardware forget. A driver that wants the memory back [unlinks](Self::unlink) it first.
     ///
     /// # Errors
     ///
-    /// [`DestroyFailed`], with the reservation: it is of another device, or hardware was not seen
-    /// to forget.
+    /// [`DestroyFailed`]: with the reservation where it is of another device, or hardware was not
+    /// seen to forget; in lazy mode without it where a flush was due and failed.
     ///
     /// # Context
     ///
-    /// As [`unmap`](Self::unmap). Allocates nothing.
+    /// As [`unmap`](Self::unmap). Allocates nothing. In lazy mode the records of its pieces go back
+    /// to the global allocator where the queue is flushed.
     #[track_caller]
     pub fn destroy(
         &self,
@@ -540,7 +552,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let all = 0..reservation.links.len();
         self.give_back(&reservation, all);
-        mem::take(&mut reservation.bounced).into_iter().for_each(|link| self.release(link.slots));
+        while let Some(link) = reservation.bounced.pop() {
+            self.release(link.slots);
+        }
         mem::take(&mut reservation.links).into_iter().for_each(|link| release(link.memory));
         Ok(())
     }
@@ -565,15 +579,22 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[track_caller]
     fn settle(&self, reservation: &mut Reservation<T, B>, range: IovaRange) -> Result<(), Error> {
         self.translation.observe(&Event::Unmapping { range, by: self.caller() });
-        if let Err(error) = self.translation.unlink(Promise::kept(), range) {
-            reservation.settled = Settled::No;
-            return Err(error);
-        }
-        if reservation.settled == Settled::No {
+        let (torn, settled) = (self.may_be_torn(), reservation.settled);
+        reservation.settled = Settled::No;
+        let unlinked = self.translation.unlink(Promise::kept(), range);
+        torn.ended();
+        unlinked?;
+        if settled == Settled::No {
             self.translation.settle()?;
-            reservation.settled = Settled::Yes;
         }
+        reservation.settled = Settled::Yes;
         Ok(())
+    }
+
+    /// A guard for an operation in which hooks may panic. What such a one has unmapped is synced
+    /// before the memory goes, which the reservation keeps meanwhile: it is [`Settled::No`].
+    fn may_be_torn(&self) -> Torn<'_, T> {
+        Torn(&*self.translation)
     }
 
     /// The IOVAs of a reservation of this device.
@@ -662,6 +683,23 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.give_piece(piece, slots.as_ref(), CpuSync::Sync);
         }
         Ok(Placed { at, start, whole, piece, slots })
+    }
+}
+
+/// Has everything synced once more, unless it is [ended](Self::ended).
+struct Torn<'a, T: Sealed>(&'a T);
+
+impl<T: Sealed> Torn<'_, T> {
+    #[inline(always)]
+    fn ended(self) {
+        mem::forget(self);
+    }
+}
+
+impl<T: Sealed> Drop for Torn<'_, T> {
+    #[cold]
+    fn drop(&mut self) {
+        self.0.keep_torn();
     }
 }
 

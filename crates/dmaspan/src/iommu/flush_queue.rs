@@ -386,16 +386,18 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         waiting.or_else(|| self.quarantine.waiting.get_mut().held.pop())
     }
 
-    /// The same for what a panic tore out of a flush.
+    /// The same for what a panic tore out of a flush, or out of an operation whose memory somebody
+    /// still has.
     #[cold]
-    fn keep_torn<'q>(&'q self, torn: impl Iterator<Item = &'q Mutex<Flag, Vec<T>>>)
+    pub(crate) fn keep_torn<'q>(&'q self, torn: impl Iterator<Item = &'q Mutex<Flag, Vec<T>>>)
     where
         T: 'q,
     {
         let mut batch = self.quarantine.waiting.lock();
         batch.gather.merge_with(Gather::everything(), |_, _| ());
         log::warn!(
-            "a panic interrupted a flush: what it had is in quarantine until a flush succeeds"
+            "a panic interrupted a flush or an unmap: what it had is in quarantine until a flush \
+             succeeds"
         );
         self.fill(batch, torn.flat_map(popped), drop);
     }

@@ -11,10 +11,11 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Direction, Errno, IovaRange, PhysAddr, Platform, Span};
+use dmaspan::{Direction, Errno, Iova, IovaRange, PhysAddr, Platform, Span};
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::SimMemory;
+use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 use crate::common::{arena, for_all_granules, format, span, walker};
@@ -42,6 +43,7 @@ unsafe impl IommuOps for Touchy<Tlb> {
     type Address = PhysAddr;
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        self.touch();
         self.0.invalidate(what)
     }
 
@@ -138,6 +140,38 @@ fn where_a_hook_panics_nothing_is_released_that_a_device_may_use() {
     panics_in(|| trusted.unmap(single));
     panics_in(|| trusted.unmap_list(list));
     assert_eq!(Arc::strong_count(&alive), 5);
+    panics.store(false, Ordering::Relaxed);
+}
+
+/// The table of all pieces was taken out, with the leaves in it, and a device knows the way there.
+#[test]
+fn what_a_panic_tore_out_of_a_reservation_is_forgotten_before_its_memory_is_released() {
+    const PAGES: usize = 512;
+    let (domain, panics) = domain::<Counted>(Flush::Strict);
+    let device = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(48)).unwrap();
+    let (alive, direction) = (Arc::new(()), Direction::FromDevice);
+    let bytes = PAGES as u64 * 4096;
+    let request = ReserveRequest { len: bytes, offset: 0, pieces: PAGES, direction };
+    let mut reservation = device.reserve(request).unwrap();
+    for n in 0..PAGES as u64 {
+        let piece = Piece::memory(span(0x8000_0000 + 2 * n * 4096, 4096));
+        let memory = Counted(vec![piece], Arc::clone(&alive));
+        device.link(&mut reservation, n * 4096, memory).unwrap();
+    }
+    device.announce(&mut reservation).unwrap();
+    let (iotlb, first) = (&domain.domain().ops().0, Iova::new(reservation.addr().get()));
+    assert!(iotlb.translate(first, Access::Write).is_ok());
+    panics.store(true, Ordering::Relaxed);
+    panics_in(|| device.unlink(&mut reservation, 0, bytes, drop));
+    panics.store(false, Ordering::Relaxed);
+    assert_eq!((Arc::strong_count(&alive), reservation.linked()), (1 + PAGES, PAGES));
+    let second = Iova::new(first.get() + 4096);
+    let destroyed = device.destroy(reservation, |memory| {
+        assert!(iotlb.translate(second, Access::Write).is_err(), "a device reaches it");
+        drop(memory);
+    });
+    assert!(destroyed.is_ok());
+    assert_eq!(Arc::strong_count(&alive), 1);
 }
 
 #[test]

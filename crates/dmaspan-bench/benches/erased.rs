@@ -287,12 +287,12 @@ const COUNT: u64 = 4096;
 /// have to be leaked, and looks again when it is dropped. Its mappings are 24 bytes longer, for the
 /// slots of any pool.
 const LIMITS: [(&str, &str, [f64; 4]); 6] = [
-    ("ring", "strict", [86.0, 64.0, 49.0, 38.0]),
-    ("ring", "lazy", [75.0, 53.0, 45.0, 31.0]),
-    ("ring", "direct", [142.0, 50.0, 100.0, 26.0]),
-    ("loop", "strict", [121.0, 53.0, 101.0, 86.0]),
-    ("loop", "lazy", [106.0, 42.0, 95.0, 82.0]),
-    ("loop", "direct", [134.0, 55.0, 118.0, 60.0]),
+    ("ring", "strict", [63.0, 41.0, 52.0, 39.0]),
+    ("ring", "lazy", [64.0, 42.0, 48.0, 35.0]),
+    ("ring", "direct", [141.0, 46.0, 100.0, 25.0]),
+    ("loop", "strict", [98.0, 30.0, 104.0, 87.0]),
+    ("loop", "lazy", [99.0, 31.0, 100.0, 83.0]),
+    ("loop", "direct", [133.0, 54.0, 118.0, 59.0]),
 ];
 
 const FORMS: [&str; 5] = ["natural", "called", "any memory", "any pool", "erased"];

@@ -546,16 +546,17 @@ where
             return Ok(Unmapped::Queued);
         }
         let range = iovas.range();
-        let held = QueuedMapping::new(iovas, Mapped::Once(memory));
+        // Where a hook panics, a device may still use it.
+        let memory = ManuallyDrop::new(memory);
         let retired = self.domain.take_away(range);
-        let synced = self.queue.sync(retired, held, self);
-        let (iovas, memory) =
-            synced.map_err(|source| Error::Quarantined { range, source })?.into_parts();
-        let _ = self.iovas.free(iovas);
-        match memory {
-            Mapped::Once(memory) => Ok(Unmapped::Released(memory)),
-            // Another's, which is released here as the queue would.
-            Mapped::Linked(_) => Ok(Unmapped::Queued),
+        let synced = self.queue.sync(retired, self);
+        let memory = ManuallyDrop::into_inner(memory);
+        match synced {
+            Ok(()) => {
+                let _ = self.iovas.free(iovas);
+                Ok(Unmapped::Released(memory))
+            }
+            Err(failed) => Err(self.quarantine(iovas, memory, failed)),
         }
     }
 
@@ -615,6 +616,16 @@ where
     P: Platform,
     H: DmaMemory,
 {
+    /// Keeps what hardware was not seen to forget.
+    #[cold]
+    #[inline(never)]
+    fn quarantine(&self, iovas: Iovas, memory: H, failed: SyncFailed<M::List>) -> Error {
+        let range = iovas.range();
+        let held = QueuedMapping::new(iovas, Mapped::Once(memory));
+        self.queue.keep(failed.gather, iter::once(held), self);
+        Error::Quarantined { range, source: failed.error }
+    }
+
     /// Takes away what is mapped in the IOVAs; the queue holds them and the memory until the sync.
     #[inline(always)]
     #[track_caller]

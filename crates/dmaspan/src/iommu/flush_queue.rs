@@ -266,35 +266,35 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         held: T,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
-        let held = self.sync(retired, held, flusher)?;
-        flusher.release(held);
-        Ok(())
-    }
-
-    /// Syncs what was retired at once, and gives back what was held.
-    ///
-    /// # Errors
-    ///
-    /// Where hardware did not answer: both are in quarantine.
-    #[inline(always)]
-    #[track_caller]
-    pub(crate) fn sync(
-        &self,
-        retired: Retired<L>,
-        held: T,
-        flusher: &impl Flusher<List = L, QueuedMapping = T>,
-    ) -> Result<T, HardwareError> {
-        if self.quarantined.load(Ordering::Relaxed) {
-            // Hardware may answer again. What comes out of it is of the same kind as what follows.
-            let _ = self.flush_quarantine(flusher);
-        }
-        match flusher.sync_one(retired) {
-            Ok(()) => Ok(held),
+        match self.sync(retired, flusher) {
+            Ok(()) => {
+                flusher.release(held);
+                Ok(())
+            }
             Err(SyncFailed { gather, error }) => {
                 self.keep(gather, iter::once(held), flusher);
                 Err(error)
             }
         }
+    }
+
+    /// Syncs what was retired at once.
+    ///
+    /// # Errors
+    ///
+    /// Where hardware did not answer: it is to be [kept](Self::keep), with what it was of.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn sync(
+        &self,
+        retired: Retired<L>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
+    ) -> Result<(), SyncFailed<L>> {
+        if self.quarantined.load(Ordering::Relaxed) {
+            // Hardware may answer again. What comes out of it is of the same kind as what follows.
+            let _ = self.flush_quarantine(flusher);
+        }
+        flusher.sync_one(retired)
     }
 
     /// Flushes what is as old as the bound, and what is in quarantine; says when the next is due.

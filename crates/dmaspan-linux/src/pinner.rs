@@ -135,8 +135,8 @@ struct Counters {
 /// Any number of threads pin and release at once. A process that forks keeps its pins in the
 /// parent.
 ///
-/// Rings are opened as memory is pinned in other parts of the address space, with the rights that
-/// the process has then: one that gives up `CAP_IPC_LOCK` is charged for what it pins by them, and
+/// Further rings are opened for long ranges, and where those that there are have no slots, with the
+/// rights that the process has then: one that gives up `CAP_IPC_LOCK` is charged for what it pins by them, and
 /// one that may open no more pins by those that it has.
 ///
 /// A clone is the same pinner: it has the same rings and counts the same statistics.

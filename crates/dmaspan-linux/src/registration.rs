@@ -326,13 +326,18 @@ fn fill_slots(
     range: UserRange,
 ) -> Result<Vec<u32>, RegisterError> {
     let chunk = chunk_of(range, memory.page_size());
-    let part = part_of(memory).max(chunk);
+    let len = range.checked_len().unwrap_or(u64::MAX);
+    // A range of one part gains nothing by another ring, whose own memory is locked, too.
+    let part = match part_of(memory).max(chunk) {
+        part if len <= part => u64::MAX,
+        part => part,
+    };
     let filling = Filling::take(tables, range, chunk, part).or_else(|_| {
         // Where slots or rings are few, long buffers need fewer, of the rings that there are.
         Filling::take(tables, range, CHUNK, u64::MAX)
     })?;
     let least = if has_base_pages(memory) { PIN_LEAST } else { PIN_HUGE_LEAST };
-    let threads = threads_for(range.checked_len().unwrap_or(u64::MAX), least);
+    let threads = threads_for(len, least);
     filling.fill(memory, threads).map_err(|errno| RegisterError::of(range, errno))?;
     Ok(filling.keep())
 }

@@ -136,8 +136,8 @@ struct Counters {
 /// parent.
 ///
 /// Further rings are opened for long ranges, and where those that there are have no slots, with the
-/// rights that the process has then: one that gives up `CAP_IPC_LOCK` is charged for what it pins by them, and
-/// one that may open no more pins by those that it has.
+/// rights that the process has then: one that gives up `CAP_IPC_LOCK` is charged for what it pins
+/// by them, and one that may open no more pins by those that it has.
 ///
 /// A clone is the same pinner: it has the same rings and counts the same statistics.
 #[derive(Debug)]

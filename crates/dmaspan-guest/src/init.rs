@@ -26,6 +26,7 @@ use std::time::Duration;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::system::{RebootCommand, finit_module, reboot};
+use rustix::termios::tcdrain;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use crate::commands::Command;
@@ -58,8 +59,10 @@ pub(crate) fn run() -> ExitCode {
         Err(_) => println!("guest: error init panicked"),
     }
     println!("guest: end");
-    // A line that does not reach the console is missed by who reads it.
+    // The kernel sends what its serial port holds by interrupts, and a machine that powers off
+    // takes along what it still holds. A reader would then miss the last line.
     let _ = io::stdout().flush();
+    let _ = tcdrain(io::stdout());
     if let Err(error) = reboot(RebootCommand::PowerOff) {
         println!("guest: error the machine does not power off: {error}");
     }

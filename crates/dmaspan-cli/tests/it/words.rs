@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{self, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -109,10 +110,16 @@ fn sizes_are_read_as_kubernetes_writes_them_and_one_byte_is_one() {
     assert!(stderr(&output).starts_with("error: 1 byte is not a multiple"), "{}", stderr(&output));
 }
 
-/// Runs a line of a shell as an ordinary user. `None` where that is not permitted.
-fn as_nobody(line: &str) -> Option<Output> {
+/// Runs a line of a shell as an ordinary user whom no other run had: the kernel counts locked
+/// memory of a ring by user, and gives it back some time after the ring's process has ended.
+/// `None` where that is not permitted.
+fn as_another_user(line: &str) -> Option<Output> {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    let run = process::id().wrapping_mul(4).wrapping_add(RUNS.fetch_add(1, Relaxed));
+    // Within what a user namespace usually maps, and beyond the users of a usual machine.
+    let user = 10_000 + run % 50_000;
     let mut command = Command::new("sh");
-    let output = command.args(["-c", line, DMASPAN]).uid(65534).gid(65534).output();
+    let output = command.args(["-c", line, DMASPAN]).uid(user).gid(user).output();
     output.inspect_err(|error| eprintln!("SKIP: cannot become another user: {error}")).ok()
 }
 
@@ -121,7 +128,7 @@ fn a_low_limit_of_locked_memory_chooses_what_fits_or_says_what_does_not_once() {
     // Half of it is left to others.
     let limit = 64.max((2 * MemoryKind::Base.page_size()) >> 10);
     let line = format!("ulimit -l {limit}; \"$0\" map --runs 1");
-    let Some(all) = as_nobody(&line) else { return };
+    let Some(all) = as_another_user(&line) else { return };
     let text = stderr(&all);
     assert_eq!(all.status.code(), Some(2), "{text}");
     let huge = MemoryKind::Thp.page_size().max(2 << 20);
@@ -129,14 +136,14 @@ fn a_low_limit_of_locked_memory_chooses_what_fits_or_says_what_does_not_once() {
     let only = format!("may pin only {limit} KiB");
     assert!(text.contains(&only) && text.contains(&advice), "{text}");
     let line = format!("ulimit -l {limit}; \"$0\" map --memory base --runs 1 --format json");
-    let base = as_nobody(&line).unwrap();
+    let base = as_another_user(&line).unwrap();
     assert_eq!(base.status.code(), Some(0), "{}", stderr(&base));
     let report: Value = serde_json::from_slice(&base.stdout).unwrap();
     assert_eq!(report["size_bytes"], limit << 9);
     // Two kinds, each refused for the same limit, in one file.
     let size = huge.max(4 << 20) >> 20;
     let map = format!("map {size}M --memory base,thp,memfd --runs 1 2>&1");
-    let both = as_nobody(&format!("ulimit -l {limit}; \"$0\" {map}")).unwrap();
+    let both = as_another_user(&format!("ulimit -l {limit}; \"$0\" {map}")).unwrap();
     assert_eq!(both.status.code(), Some(1));
     let text = stdout(&both).split_whitespace().collect::<Vec<_>>().join(" ");
     // What the machine is like comes first.

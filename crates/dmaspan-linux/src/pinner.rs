@@ -482,6 +482,17 @@ impl<A> SpanSink<A> for Watched<'_, A> {
         self.took = Took::Something;
         Ok(())
     }
+
+    fn push_all(&mut self, spans: &[Span<A>], kind: Kind) -> usize
+    where
+        A: Copy,
+    {
+        let taken = self.sink.push_all(spans, kind);
+        if taken > 0 {
+            self.took = Took::Something;
+        }
+        taken
+    }
 }
 
 pub(crate) fn ns_since(begin: Instant) -> u64 {

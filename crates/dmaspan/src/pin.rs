@@ -34,6 +34,16 @@ pub trait SpanSink<A = PhysAddr> {
     ///
     /// [`Stopped`] where no more are wanted, this one included: the pinner returns at once.
     fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped>;
+
+    /// Takes the next spans, all of one kind, as if each were [pushed](Self::push). Returns how
+    /// many of them it took, the first ones: fewer than all where no more are wanted, and the
+    /// pinner returns at once. A pinner that has many spans need not call for each.
+    fn push_all(&mut self, spans: &[Span<A>], kind: Kind) -> usize
+    where
+        A: Copy,
+    {
+        spans.iter().take_while(|span| self.push(**span, kind).is_ok()).count()
+    }
 }
 
 /// A [`SpanSink`] wants no more spans; it knows why.

@@ -186,6 +186,21 @@ impl<'a, A: Address> SpanBuf<'a, A> {
         Ok(())
     }
 
+    /// Adds the outputs of spans as [`push`](Self::push) does, as many as have a place. Returns how
+    /// many that are, and how many bytes they have together.
+    #[inline(always)]
+    pub(crate) fn extend<B: Address>(&mut self, spans: &[Span<B>]) -> (usize, u64) {
+        let mut bytes = 0u64;
+        for (taken, span) in spans.iter().enumerate() {
+            let span = Span { start: A::new(span.start.get()), above: span.above };
+            if self.push(span).is_err() {
+                return (taken, bytes);
+            }
+            bytes = bytes.saturating_add(span.len());
+        }
+        (spans.len(), bytes)
+    }
+
     /// The spans so far, each maximal.
     pub fn spans(&self) -> &[Span<A>] {
         &self.spans[..self.len]

@@ -211,6 +211,26 @@ fn a_sink_that_wants_no_more_stops_the_walk() {
 }
 
 #[test]
+fn a_sink_that_takes_some_of_what_is_pushed_at_once_gets_no_more() {
+    struct TakesSome(usize);
+    impl<A> SpanSink<A> for TakesSome {
+        fn push(&mut self, _span: Span<A>, _kind: Kind) -> Result<(), Stopped> {
+            self.0 = self.0.checked_sub(1).ok_or(Stopped)?;
+            Ok(())
+        }
+    }
+    let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
+    let range = memory.user_range();
+    let Some((source, _pinned)) = source().zip(pinned(&memory)) else { return };
+    let all = spans(&source, &memory, range, Lookup::Auto).len();
+    for room in 0..=all {
+        let mut sink = TakesSome(room);
+        let result = source.frames(&memory, range, Lookup::Auto, &mut sink);
+        assert_eq!((result.is_ok(), sink.0), (room == all, 0));
+    }
+}
+
+#[test]
 fn virtual_addresses_are_those_of_the_process() {
     let source = host();
     let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();

@@ -145,9 +145,10 @@ impl<'a, A: Address> Walk<'a, A> {
             let spans = &mut self.scratch.spans;
             let closed =
                 if self.at < self.end { spans.len().saturating_sub(1) } else { spans.len() };
-            for span in spans.drain(..closed) {
-                sink.push(span, Kind::Memory)?;
+            if sink.push_all(&spans[..closed], Kind::Memory) < closed {
+                return Err(PinError::Stopped);
             }
+            spans.drain(..closed);
         }
         Ok(())
     }

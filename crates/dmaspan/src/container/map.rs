@@ -1,31 +1,28 @@
-//! Mapping: this checks the request, claims the IOVAs, charges the owner, pins, and maps the spans
-//! as they come.
+//! Mapping: this checks the request, claims the IOVAs, charges the owner and pins; a [`Mapper`]
+//! maps the spans as they come.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use lock_api::RawMutex;
 
-use super::alignment::{Alignment, PlacedSpan, second_leaf};
+use super::alignment::Alignment;
 use super::domains::Domains;
 use super::error::Error;
+use super::mapper::{Failure, Mapper};
 use super::mapping::{Bound, Leaving, Mapping, MappingSlot, Pinned, Runs, SlotState, Then, Vaddr};
 use super::paging::Reach;
 use super::room::{FEW_SPANS, NO_SPAN, Room};
 use super::takedown::{Unmap, hold};
 use super::{Container, State, unconfirmed};
-use crate::account::{Account, Charge, OverLimit};
-use crate::addr::{Address, Iova};
+use crate::account::Account;
+use crate::addr::Iova;
 use crate::iommu::{self, Event};
 use crate::label::{Caller, Label};
-use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped, unpin_outputs};
+use crate::pin::{Dirty, Kind, PinError, Pinner, unpin_outputs};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError, UserRange};
 use crate::span::{Span, SpanBuf};
-
-/// How many bytes are pinned at most before a caller is asked whether it still wants them, and one
-/// span more.
-const CANCEL_BYTES: u64 = 1 << 30;
 
 /// Says what to map and for whom.
 #[expect(missing_debug_implementations, reason = "spaces and closures have no text")]
@@ -395,198 +392,9 @@ pub(super) fn iovas_of(iova: Iova, user: UserRange) -> Result<IovaRange, RangeEr
     IovaRange::from_len(iova, user.checked_len().ok_or(whole_space)?)
 }
 
-/// Why no more spans are wanted.
-enum Failure {
-    Refused(super::paging::Refused),
-    OverLimit(OverLimit),
-    Cancelled,
-    NoRoom,
-}
-
-/// Maps spans as the pinner finds them, a batch at a time.
-struct Mapper<'a> {
-    domains: &'a Domains,
-    /// Pinned, and not mapped yet; all of one kind.
-    buf: SpanBuf<'a>,
-    kind: Kind,
-    /// The charge for what is mapped, and perhaps for more of the range; and what is mapped.
-    charge: &'a mut Charge,
-    runs: &'a mut Runs,
-    /// Where the buffer's first span goes: behind what is mapped, modulo 2^64.
-    at: Iova,
-    range: IovaRange,
-    user: UserRange,
-    prot: Prot,
-    found: Mapped,
-    /// The size of the second smallest leaves: shorter spans are not looked at.
-    second_leaf: u64,
-    cancelled: &'a dyn Fn() -> bool,
-    /// Bytes until the caller is asked again.
-    until_asked: u64,
-    failure: Option<Failure>,
-}
-
-impl<'a> Mapper<'a> {
-    fn new(
-        domains: &'a Domains,
-        buf: SpanBuf<'a>,
-        (range, user, prot): (IovaRange, UserRange, Prot),
-        (charge, runs): (&'a mut Charge, &'a mut Runs),
-        cancelled: &'a dyn Fn() -> bool,
-    ) -> Self {
-        Self {
-            domains,
-            buf,
-            kind: Kind::Memory,
-            charge,
-            runs,
-            at: range.start(),
-            range,
-            user,
-            prot,
-            second_leaf: second_leaf(domains.page_sizes),
-            found: Mapped::default(),
-            cancelled,
-            until_asked: CANCEL_BYTES,
-            failure: None,
-        }
-    }
-
-    /// Bytes that are mapped.
-    fn mapped(&self) -> u64 {
-        self.at.get().wrapping_sub(self.range.start().get())
-    }
-
-    /// Charges what turned out to be memory, and nothing else.
-    fn settle(&mut self, user: UserRange) -> Result<(), OverLimit> {
-        let bytes = self.charge.bytes();
-        if bytes == self.found.memory && bytes == self.mapped() {
-            // All is memory, and all of it is charged.
-            return Ok(());
-        }
-        self.charge.settle(self.runs.memory(user))
-    }
-
-    fn complete(&self) -> bool {
-        self.at == self.range.last().wrapping_add(1)
-    }
-
-    /// The bytes of all spans so far.
-    fn found(&self) -> u64 {
-        self.mapped().saturating_add(bytes_of(self.buf.spans()))
-    }
-
-    /// Maps all spans in the buffer.
-    fn flush(&mut self) -> Result<(), Stopped> {
-        let count = self.buf.len();
-        self.map_first(count)?;
-        self.buf.clear();
-        Ok(())
-    }
-
-    /// Maps all spans in the buffer but the last, which the next one may still join: so the leaves
-    /// do not depend on the size of the batches.
-    fn flush_closed(&mut self) -> Result<(), Stopped> {
-        let Some(open) = self.buf.spans().last().copied() else { return Ok(()) };
-        self.map_first(self.buf.len() - 1)?;
-        self.buf.clear();
-        self.buf.push(open).map_err(|_| Stopped)
-    }
-
-    /// Maps the first spans of the buffer, and leaves them in it.
-    fn map_first(&mut self, count: usize) -> Result<(), Stopped> {
-        let left = self.range.last().get().wrapping_sub(self.at.get());
-        let found = bytes_of(self.buf.spans());
-        let exceeds = found > 0 && (self.complete() || found - 1 > left);
-        if self.failure.is_some() || exceeds {
-            return Err(Stopped);
-        }
-        let spans = &self.buf.spans()[..count];
-        let bytes = bytes_of(spans);
-        if bytes == 0 {
-            return Ok(());
-        }
-        let failure = if (self.cancelled)() {
-            Failure::Cancelled
-        } else if let Err(over) = charge_found(self.charge, spans, self.kind) {
-            Failure::OverLimit(over)
-        } else if self.runs.push(bytes, self.kind).is_err() {
-            Failure::NoRoom
-        } else if let Err(refused) = self.domains.map(self.at, spans, prot_of(self.prot, self.kind))
-        {
-            self.runs.pop(bytes);
-            Failure::Refused(refused)
-        } else {
-            self.count(count, bytes);
-            self.at = self.at.wrapping_add(bytes);
-            self.until_asked = CANCEL_BYTES;
-            return Ok(());
-        };
-        self.failure = Some(failure);
-        Err(Stopped)
-    }
-}
-
-impl Mapper<'_> {
-    /// Counts the first spans of the buffer, of so many bytes, and looks whether other addresses
-    /// would have given them larger leaves.
-    fn count(&mut self, count: usize, bytes: u64) {
-        let spans = &self.buf.spans()[..count];
-        self.found.add(spans, bytes, self.kind);
-        let mut iova = self.at;
-        for span in spans {
-            if span.len() >= self.second_leaf {
-                let user = self.user.start().wrapping_add(iova.get() - self.range.start().get());
-                let place = PlacedSpan { user, iova, span: *span, kind: self.kind };
-                let sizes = self.domains.page_sizes;
-                if !place.is_best(sizes) {
-                    self.found.better = self.found.better.max(place.better(sizes));
-                }
-            }
-            iova = iova.wrapping_add(span.len());
-        }
-    }
-}
-
-/// Charges spans before they are mapped, where it is known only then how much that is.
-fn charge_found(charge: &mut Charge, spans: &[Span], kind: Kind) -> Result<(), OverLimit> {
-    match kind {
-        Kind::Memory => charge.found(spans),
-        Kind::Mmio => Ok(()),
-    }
-}
-
-impl<A: Address> SpanSink<A> for Mapper<'_> {
-    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
-        let span = span.output();
-        if kind != self.kind {
-            self.flush()?;
-            self.kind = kind;
-        }
-        self.until_asked = match self.until_asked.checked_sub(span.len()) {
-            Some(left) => left,
-            None if (self.cancelled)() => {
-                self.failure = Some(Failure::Cancelled);
-                return Err(Stopped);
-            }
-            None => CANCEL_BYTES,
-        };
-        if self.buf.push(span).is_ok() {
-            return Ok(());
-        }
-        self.flush_closed()?;
-        if self.buf.push(span).is_ok() {
-            return Ok(());
-        }
-        // A batch of one span: the last is closed now.
-        self.flush()?;
-        self.buf.push(span).map_err(|_| Stopped)
-    }
-}
-
 impl Mapped {
     /// Adds spans, which have so many bytes together.
-    fn add(&mut self, spans: &[Span], bytes: u64, kind: Kind) {
+    pub(super) fn add(&mut self, spans: &[Span], bytes: u64, kind: Kind) {
         let all = match kind {
             Kind::Memory => &mut self.memory,
             Kind::Mmio => &mut self.mmio,

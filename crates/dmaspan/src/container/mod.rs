@@ -154,6 +154,7 @@ mod info;
 mod list;
 mod log;
 mod map;
+mod mapper;
 mod mapping;
 mod paging;
 mod quarantine;

@@ -5,6 +5,7 @@
 mod access;
 mod account;
 mod api;
+mod at_once;
 mod batches;
 mod busy;
 mod common;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define BATCH 16	/* operations of each kind in a turn */
-#define TURNS_BEFORE 16	/* turns of each CPU that fill caches, and are not marked */
+#define TURNS_BEFORE 48	/* turns of each CPU that fill caches, and are not marked */
 #define TURNS 32
 
 enum operation { MAP, UNMAP, OPERATIONS };

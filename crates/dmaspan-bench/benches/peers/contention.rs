@@ -22,7 +22,7 @@ pub(crate) const CPUS: usize = 4;
 /// Operations of each kind in a turn.
 pub(crate) const BATCH: usize = 16;
 /// Turns of each CPU that fill caches, and are not marked.
-const TURNS_BEFORE: usize = 16;
+const TURNS_BEFORE: usize = 48;
 const TURNS: usize = 32;
 
 /// Whether CPUs take turns in this process, and nothing is timed.

@@ -21,7 +21,7 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// With room for a whole magazine a CPU, of each size.
+    /// With room for a whole magazine a CPU, of each size, as they are at first.
     pub(super) fn new(
         tree: Tree,
         granule_lg2: u32,
@@ -29,7 +29,7 @@ impl Depot {
         halves: &Halves,
     ) -> Result<Self, NoMemory> {
         let full = ByClass::try_new(|zone, class| {
-            with_room(cpus.saturating_mul(2 * halves.entries(zone, class)))
+            with_room(cpus.saturating_mul(2 * halves.first(zone, class)))
         })?;
         Ok(Self { tree, full, granule_lg2 })
     }

@@ -4,6 +4,8 @@
 //! A magazine has room for two halves. Where Bonwick's design has a loaded magazine and the
 //! previous one and swaps them, here a full magazine gives away its older half, and an empty one
 //! gets half a magazine. Either way, a CPU that takes and gives back in turn stays off the depot.
+//! A magazine that is empty while the depot has ranges was too small for what came back at once:
+//! it gets more room, up to four times as much.
 
 use alloc::vec::Vec;
 
@@ -16,16 +18,22 @@ pub(super) const CLASSES: usize = 11;
 #[cfg(loom)]
 pub(super) const CLASSES: usize = 1;
 
-/// The most ranges of one size in half a magazine.
+/// The most ranges of one size in half a magazine at first.
 #[cfg(not(loom))]
-const HALF: usize = 64;
+const FIRST_HALF: usize = 64;
+#[cfg(loom)]
+const FIRST_HALF: usize = 1;
+
+/// The most ranges of one size in half a magazine: all that a flush queue gives back at once then
+/// fit beside as many.
+#[cfg(not(loom))]
+const HALF: usize = 256;
 #[cfg(loom)]
 const HALF: usize = 1;
 
-/// The most granules in half a magazine, where one range is not longer, so that ranges of up to 512
-/// granules are as many as smaller ones: a flush queue gives back 256 at once, which magazine and
-/// depot take, and the tree takes several times as long. A larger range that lies idle is missed
-/// sooner.
+/// The most granules in half a magazine, where one range is not longer, so that of ranges of 512
+/// granules there are 64: a flush queue gives back 256 at once, which magazine and depot take, and
+/// the tree takes several times as long. A larger range that lies idle is missed sooner.
 const HALF_GRANULES: u64 = 32768;
 
 /// The share of its part of the space that half the magazines of one size may hold at most, of all
@@ -109,51 +117,67 @@ impl Halves {
         Self { granules: zones.map(most) }
     }
 
-    pub(super) fn entries(&self, zone: Zone, class: u32) -> usize {
+    /// The most.
+    fn most(&self, zone: Zone, class: u32) -> usize {
         let [low, high] = self.granules;
         let granules = if zone == Zone::Low { low } else { high };
         usize::try_from(granules >> class).unwrap_or(HALF).clamp(1, HALF)
     }
+
+    /// At first.
+    pub(super) fn first(&self, zone: Zone, class: u32) -> usize {
+        self.most(zone, class).min(FIRST_HALF)
+    }
 }
 
 /// Free ranges of one size and zone, by their first address; the latest is the first to go.
-pub(super) struct Magazine(Vec<u64>);
+pub(super) struct Magazine {
+    starts: Vec<u64>,
+    /// How much room it may get.
+    most: usize,
+}
 
 impl Magazine {
-    fn new(half: usize) -> Result<Self, NoMemory> {
-        Ok(Self(with_room(2 * half)?))
+    fn new(first_half: usize, most_half: usize) -> Result<Self, NoMemory> {
+        Ok(Self { starts: with_room(2 * first_half)?, most: 2 * most_half })
     }
 
     #[inline(always)]
     fn take(&mut self, wanted: &Wanted) -> Option<u64> {
-        self.0.pop_if(|start| wanted.takes(*start))
+        self.starts.pop_if(|start| wanted.takes(*start))
     }
 
     /// Whether there was room for it.
     #[inline(always)]
     fn put(&mut self, start: u64) -> bool {
-        let has_room = self.0.len() < self.0.capacity();
+        let has_room = self.starts.len() < self.starts.capacity();
         if has_room {
-            self.0.push(start);
+            self.starts.push(start);
         }
         has_room
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.starts.is_empty()
     }
 
     /// The half of it that was longest unused, where it is full.
     pub(super) fn spill(&mut self) -> impl ExactSizeIterator<Item = u64> {
-        let is_full = self.0.len() == self.0.capacity();
-        let count = if is_full { self.0.len().div_ceil(2) } else { 0 };
-        self.0.drain(..count)
+        let is_full = self.starts.len() == self.starts.capacity();
+        let count = if is_full { self.starts.len().div_ceil(2) } else { 0 };
+        self.starts.drain(..count)
     }
 
-    /// Fills half of an empty one from what lies in the depot; with how many.
+    /// Fills half of an empty one from what lies in the depot; with how many. It gets more room
+    /// before: what it now takes back it could have kept.
     pub(super) fn load(&mut self, from: &mut Vec<u64>) -> usize {
-        let count = from.len().min(self.0.capacity() / 2);
-        self.0.extend(from.drain(from.len() - count..));
+        let more = self.most.min(2 * self.starts.capacity());
+        if !from.is_empty() {
+            // Without memory it stays as it is.
+            let _ = self.starts.try_reserve_exact(more);
+        }
+        let count = from.len().min(self.starts.capacity() / 2);
+        self.starts.extend(from.drain(from.len() - count..));
         count
     }
 }
@@ -168,7 +192,9 @@ pub(super) struct Magazines {
 
 impl Magazines {
     pub(super) fn new(cpu: usize, halves: &Halves) -> Result<Self, NoMemory> {
-        let all = ByClass::try_new(|zone, class| Magazine::new(halves.entries(zone, class)))?;
+        let all = ByClass::try_new(|zone, class| {
+            Magazine::new(halves.first(zone, class), halves.most(zone, class))
+        })?;
         Ok(Self { all, cpu, is_known: false })
     }
 
@@ -203,16 +229,16 @@ impl Magazines {
     /// Gives up all that is in them, each with its class.
     pub(super) fn drain(&mut self, mut sink: impl FnMut(u64, u32)) {
         for (class, magazine) in self.all.iter_mut() {
-            magazine.0.drain(..).for_each(|start| sink(start, class));
+            magazine.starts.drain(..).for_each(|start| sink(start, class));
         }
     }
 
     /// All that is in them, by first addresses.
     pub(super) fn starts(&self) -> impl Iterator<Item = u64> {
-        self.all.iter().flat_map(|magazine| magazine.0.iter().copied())
+        self.all.iter().flat_map(|magazine| magazine.starts.iter().copied())
     }
 
     pub(super) fn count(&self) -> usize {
-        self.all.iter().map(|magazine| magazine.0.len()).sum()
+        self.all.iter().map(|magazine| magazine.starts.len()).sum()
     }
 }

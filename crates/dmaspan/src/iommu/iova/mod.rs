@@ -343,6 +343,7 @@ mod tests {
     use core::mem::{align_of, offset_of};
 
     use super::*;
+    use crate::addr::Iova;
     use crate::platform::OneThread;
 
     #[test]
@@ -359,5 +360,25 @@ mod tests {
         ];
         assert_eq!(align_of::<One>(), 128);
         assert!(read.iter().all(|&offset| line(offset) != depot), "{depot}: {read:?}");
+    }
+
+    #[test]
+    fn a_cpu_that_takes_and_gives_back_256_at_a_time_soon_does_so_without_the_depot() {
+        let aperture = IovaRange::new(Iova::new(1 << 32), Iova::new((1 << 48) - 1)).unwrap();
+        let space = Space::new(aperture, 12, 4, OneThread).unwrap();
+        let limit = aperture.last();
+        let request = Request { bytes: 4096, align: Align::Natural, limit };
+        let in_depot = |space: &Space<OneThread>| space.depot.lock().count();
+        let mut seen = Vec::new();
+        for _ in 0..8 {
+            let taken: Vec<Iovas> = (0..256).map(|_| space.alloc(request).unwrap()).collect();
+            seen.push(in_depot(&space));
+            taken.into_iter().for_each(|iovas| space.free(iovas).unwrap());
+            seen.push(in_depot(&space));
+        }
+        assert!(seen[1] > 0, "a small magazine takes not all of them: {seen:?}");
+        assert!(seen[4..].iter().all(|&count| count == 0), "{seen:?}");
+        // What lies in caches is found where nothing else is left.
+        assert_eq!(space.stats().cached, 256 - seen[seen.len() - 1]);
     }
 }

@@ -142,6 +142,7 @@ impl Account {
     /// # Errors
     ///
     /// [`OverLimit`] where that is more than is left.
+    #[inline(always)]
     pub fn charge_pin<P: Pinner>(
         self: &Arc<Self>,
         pinner: &P,
@@ -167,6 +168,7 @@ impl Account {
     }
 
     /// A charge of nothing, for what is pinned of `space`.
+    #[inline(always)]
     pub(crate) fn charge_none<P: Pinner>(self: &Arc<Self>, pinner: &P, space: &P::Space) -> Charge {
         let by = match self.counting {
             Counting::Mappings => By::Mappings,
@@ -196,11 +198,18 @@ impl Account {
     /// # Context
     ///
     /// Allocates only for `new`.
+    #[inline(always)]
     fn exchange(&self, old: &ChargedParts, new: &ChargedParts) -> Result<(), OverLimit> {
         if old.parts.is_empty() && new.parts.is_empty() {
             let (more, less) = (new.bytes.into(), old.bytes.into());
             return self.totals.lock().exchange(self.limit, more, less);
         }
+        self.exchange_parts(old, new)
+    }
+
+    /// [`exchange`](Self::exchange) of ranges or for ranges.
+    #[inline(never)]
+    fn exchange_parts(&self, old: &ChargedParts, new: &ChargedParts) -> Result<(), OverLimit> {
         // Before the lock, and so dropped behind it.
         let mut spare = Spare::for_ranges(new.parts.len());
         let mut totals = self.totals.lock();
@@ -325,6 +334,7 @@ pub struct Charge {
 impl Charge {
     /// Returns how many bytes the charge is for, those included that are charged once together with
     /// others.
+    #[inline(always)]
     pub fn bytes(&self) -> u64 {
         let len = |part: &Part| part.range.len();
         self.held.parts.iter().map(len).fold(self.held.bytes, u64::saturating_add)
@@ -345,10 +355,13 @@ impl Charge {
     /// # Errors
     ///
     /// [`OverLimit`] where that is more than is left. Then none of `spans` is charged.
+    #[inline(always)]
     pub fn found(&mut self, spans: &[Span]) -> Result<(), OverLimit> {
-        if self.by != By::Frames {
-            return Ok(());
-        }
+        if self.by == By::Frames { self.found_frames(spans) } else { Ok(()) }
+    }
+
+    #[inline(never)]
+    fn found_frames(&mut self, spans: &[Span]) -> Result<(), OverLimit> {
         let before = self.held.parts.len();
         // One by one, so that nobody waits long for the account.
         for span in spans {
@@ -409,6 +422,7 @@ impl Charge {
     }
 
     /// Holds this instead.
+    #[inline(always)]
     fn hold(&mut self, held: ChargedParts) -> Result<(), OverLimit> {
         self.account.exchange(&self.held, &held)?;
         self.held = held;
@@ -416,6 +430,7 @@ impl Charge {
     }
 
     /// Gives all parts back but the first `keep`.
+    #[inline(never)]
     fn give_back(&mut self, keep: usize) {
         while self.held.parts.len() > keep
             && let Some(part) = self.held.parts.pop()
@@ -435,8 +450,11 @@ impl Account {
 }
 
 impl Drop for Charge {
+    #[inline]
     fn drop(&mut self) {
-        self.give_back(0);
+        if !self.held.parts.is_empty() {
+            self.give_back(0);
+        }
         self.account.totals.lock().used -= self.held.bytes;
     }
 }

@@ -97,7 +97,7 @@ impl Attach<'_> {
         O: IommuOps + 'static,
     {
         let Self { regions, coherency, .. } = self;
-        Arc::new(Attached { regions, coherency, paging: Own::new(domain) })
+        Arc::new(Attached { regions, coherency, paging: Box::new(Own::new(domain)) })
     }
 }
 
@@ -239,7 +239,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let by = Caller { device: None, label: Label::caller() };
         let replayed = match domains.list.as_slice() {
             [(_, first), .., (_, last)] => {
-                let (from, to) = (&first.paging, &last.paging);
+                let (from, to) = (&*first.paging, &*last.paging);
                 self.replay(|mapping| {
                     to.observe(&Event::Mapping { range: mapping.range, by });
                     let copied = self.copy(&mapping, from, to, cancelled);
@@ -517,6 +517,7 @@ impl<P: Pinner> State<P> {
     }
 
     /// Refuses to begin anything while domains change, or somebody waits to change them.
+    #[inline(always)]
     pub(super) fn check_open(&self) -> Result<(), Error<P::Error>> {
         if self.exclusive || self.asking > 0 { Err(Error::Changing) } else { Ok(()) }
     }

@@ -71,23 +71,57 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Asking<'_, P, L, BATCH
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Does `attempt`, which changes nothing where another operation is in its way, until none is
     /// or the hook gives up.
+    #[inline(always)]
     pub(super) fn waiting<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Error<P::Error>>,
     ) -> Result<T, Error<P::Error>> {
-        loop {
-            // Before the attempt: what ends from here on is not waited for.
-            let seen = self.ended.load(Ordering::Acquire);
-            let busy = match attempt() {
-                Err(error @ (Error::Busy { .. } | Error::Changing)) => error,
-                result => return result,
-            };
+        let seen = self.seen();
+        let result = attempt();
+        self.or_wait(seen, result, &mut attempt)
+    }
+
+    /// How many operations have ended: asked before an attempt, as what ends from here on is not
+    /// waited for.
+    #[inline(always)]
+    pub(super) fn seen(&self) -> u64 {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// [`waiting`](Self::waiting) behind a first attempt with this `result`, before which so many
+    /// operations were [seen](Self::seen).
+    #[inline(always)]
+    pub(super) fn or_wait<T>(
+        &self,
+        seen: u64,
+        result: Result<T, Error<P::Error>>,
+        attempt: &mut dyn FnMut() -> Result<T, Error<P::Error>>,
+    ) -> Result<T, Error<P::Error>> {
+        match result {
+            Err(Error::Busy { .. } | Error::Changing) => self.wait_on(result, seen, attempt),
+            _ => result,
+        }
+    }
+
+    /// Goes on with `attempt`, which found another operation in its way, when `seen` was the number
+    /// of those that had ended.
+    #[cold]
+    fn wait_on<T>(
+        &self,
+        mut result: Result<T, Error<P::Error>>,
+        mut seen: u64,
+        attempt: &mut dyn FnMut() -> Result<T, Error<P::Error>>,
+    ) -> Result<T, Error<P::Error>> {
+        while let Err(Error::Busy { .. } | Error::Changing) = result {
             let ready = || self.ended.load(Ordering::Acquire) != seen;
             match &self.hook {
                 Some(hook) if hook.wait(&ready).is_ok() => {}
-                _ => return Err(busy),
+                _ => break,
             }
+            seen = self.seen();
+            result = attempt();
         }
+        result
     }
 
     /// Does `attempt`, which begins what nobody else may work beside, when all others are done.
@@ -125,6 +159,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Says that an operation has ended that others may wait for.
+    #[inline(always)]
     pub(super) fn wake(&self) {
         self.ended.fetch_add(1, Ordering::Release);
         if let Some(hook) = &self.hook {

@@ -1,6 +1,7 @@
 //! All domains of a container as one: they hold the same translations, and each operation changes
 //! all of them.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -23,10 +24,10 @@ use crate::span::{Span, SpanBuf};
 pub struct DomainId(pub(super) u64);
 
 /// A domain, and what is known of the devices behind it.
-pub(super) struct Attached<D: ?Sized = dyn Paging> {
+pub(super) struct Attached {
     pub(super) regions: ReservedRegions,
     pub(super) coherency: CacheCoherency,
-    pub(super) paging: D,
+    pub(super) paging: Box<dyn Paging>,
 }
 
 /// The domains, and what they allow together.
@@ -107,14 +108,23 @@ impl Domains {
     }
 
     pub(super) fn get(&self, id: DomainId) -> Option<&dyn Paging> {
-        self.list.iter().find(|&&(other, _)| other == id).map(|(_, domain)| &domain.paging)
+        self.list.iter().find(|&&(other, _)| other == id).map(|(_, domain)| &*domain.paging)
     }
 
+    #[inline(always)]
     pub(super) fn each(&self) -> impl Iterator<Item = &dyn Paging> {
-        self.list.iter().map(|(_, domain)| &domain.paging)
+        self.list.iter().map(|(_, domain)| &*domain.paging)
+    }
+
+    /// How many spans so many bytes may have that are mapped.
+    #[inline(always)]
+    pub(super) fn spans_at_most(&self, bytes: u64) -> usize {
+        let page = 1 << (self.page_sizes.trailing_zeros() % u64::BITS);
+        usize::try_from(bytes.div_ceil(page)).unwrap_or(usize::MAX)
     }
 
     /// Whether an aperture covers `range`.
+    #[inline(always)]
     pub(super) fn permits(&self, range: IovaRange) -> bool {
         self.is_empty() || self.apertures.iter().any(|aperture| aperture.covers(range))
     }
@@ -135,11 +145,13 @@ impl Domains {
     }
 
     /// Tells observers of all domains what is asked for.
+    #[inline(always)]
     pub(super) fn observe(&self, event: &Event<'_>) {
         self.each().for_each(|domain| domain.observe(event));
     }
 
     /// Maps spans in all domains, or in none.
+    #[inline(always)]
     pub(super) fn map(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Refused> {
         for (n, domain) in self.each().enumerate() {
             let Err(mut refused) = domain.map(iova, spans, prot) else { continue };
@@ -163,17 +175,20 @@ impl Domains {
 
     /// Tells hardware that caches absent entries about a mapping. Where one of them fails, the
     /// mapping is taken back, and the others need not know.
+    #[inline(always)]
     pub(super) fn announce(&self, range: IovaRange) -> Result<(), HardwareError> {
         self.each().try_for_each(|domain| domain.announce(range))
     }
 
     /// Does something with empty gathers of all domains.
+    #[inline(always)]
     pub(super) fn gathering(&self, work: &mut dyn FnMut(&mut Gathers<'_>)) {
         gathering(&self.list, None, work);
     }
 
     /// Whether `owned` may cover a table with an address in `range`, which is part of it, whole, in
     /// any domain: then it covers what one of the lowest level translates.
+    #[inline(always)]
     pub(super) fn may_reclaim(&self, range: IovaRange, owned: IovaRange) -> bool {
         let mask = lg2::mask(self.table_lg2);
         let covers = |at: Iova| {
@@ -184,6 +199,7 @@ impl Domains {
     }
 
     /// The number of the first failed sync that hardware has not confirmed since, in any domain.
+    #[inline(always)]
     pub(super) fn oldest(&self) -> Option<u64> {
         self.each().filter_map(|domain| domain.oldest()).min()
     }
@@ -313,6 +329,7 @@ impl Gathers<'_> {
     ///
     /// Without a domain, as after a panic while the first was attached, all is taken and there are
     /// no spans: nobody says whether hardware has forgotten what was pinned for it.
+    #[inline(always)]
     pub(super) fn unmap(
         &mut self,
         range: IovaRange,
@@ -339,6 +356,7 @@ impl Gathers<'_> {
 
     /// Detaches the tables that unmapping `range` left empty, of those in `owned`. Returns where
     /// they were, at least.
+    #[inline(always)]
     pub(super) fn reclaim(&mut self, range: IovaRange, owned: IovaRange) -> Option<IovaRange> {
         let mut hull = None;
         self.each(|domain| hull = cover(hull, domain.reclaim(range, owned)));
@@ -346,6 +364,7 @@ impl Gathers<'_> {
     }
 
     /// Makes hardware forget what was gathered: in all domains, also where one fails.
+    #[inline(always)]
     pub(super) fn sync(&mut self) -> Result<(), HardwareError> {
         let mut synced = Ok(());
         self.each(|domain| {
@@ -373,6 +392,9 @@ fn gathering(
     work: &mut dyn FnMut(&mut Gathers<'_>),
 ) {
     match list.split_last() {
+        Some(((_, only), [])) => {
+            only.paging.gathering(next, &mut |first| work(&mut Gathers { first: Some(first) }));
+        }
         None => work(&mut Gathers { first: next }),
         Some(((_, last), before)) => {
             last.paging.gathering(next, &mut |first| gathering(before, Some(first), work));

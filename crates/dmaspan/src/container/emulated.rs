@@ -63,7 +63,21 @@ impl<P: Pinner> State<P> {
     }
 
     /// Refuses to unmap a mapping that emulated devices use.
+    #[inline(always)]
     pub(super) fn check_unused(
+        &self,
+        range: IovaRange,
+        mapping: IovaRange,
+        copies: u32,
+    ) -> Result<(), Error<P::Error>> {
+        if copies == 0 && self.external.is_empty() {
+            return Ok(());
+        }
+        self.check_unpinned(range, mapping, copies)
+    }
+
+    #[inline(never)]
+    fn check_unpinned(
         &self,
         range: IovaRange,
         mapping: IovaRange,
@@ -228,12 +242,26 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         range: IovaRange,
         mut attempt: impl FnMut() -> Result<T, Error<P::Error>>,
     ) -> Result<T, Error<P::Error>> {
-        for _ in 0..ROUNDS {
-            match self.waiting(&mut attempt) {
-                Err(Error::StillPinned { .. }) => self.announce_unmap(range)?,
+        match self.waiting(&mut attempt) {
+            Err(Error::StillPinned { .. }) => self.announce(range, &mut attempt),
+            result => result,
+        }
+    }
+
+    /// [`announcing`](Self::announcing) behind a first attempt, in whose way external pins were.
+    pub(super) fn announce<T>(
+        &self,
+        range: IovaRange,
+        attempt: &mut dyn FnMut() -> Result<T, Error<P::Error>>,
+    ) -> Result<T, Error<P::Error>> {
+        for _ in 1..ROUNDS {
+            self.announce_unmap(range)?;
+            match self.waiting(&mut *attempt) {
+                Err(Error::StillPinned { .. }) => {}
                 result => return result,
             }
         }
+        self.announce_unmap(range)?;
         self.waiting(attempt)
     }
 

@@ -473,6 +473,11 @@ impl<P: Pinner> State<P> {
 }
 
 impl<Pin> External<Pin> {
+    /// Whether there are no pins.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pins.is_empty()
+    }
+
     /// The pins in a mapping.
     pub(super) fn pins_in(&self, mapping: IovaRange) -> impl Iterator<Item = &PinSlot<Pin>> {
         let keys = (mapping.start(), 0)..=(mapping.last(), u64::MAX);

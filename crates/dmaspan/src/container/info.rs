@@ -68,6 +68,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// The page sizes as users see them.
+    #[inline(always)]
     pub(super) fn page_sizes(&self, domains: &Domains) -> u64 {
         let from_page = self.page_size.wrapping_neg();
         let sizes = if domains.is_empty() { from_page } else { domains.page_sizes };
@@ -76,6 +77,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// The smallest page: what every mapping is aligned to.
+    #[inline(always)]
     pub(super) fn granule(&self, domains: &Domains) -> u64 {
         let sizes = self.page_sizes(domains);
         sizes & sizes.wrapping_neg()

@@ -17,7 +17,7 @@ use super::takedown::{Unmap, hold};
 use super::{Container, State, unconfirmed};
 use crate::account::Account;
 use crate::addr::Iova;
-use crate::iommu::{self, Event};
+use crate::iommu::Event;
 use crate::label::{Caller, Label};
 use crate::pin::{Dirty, Kind, PinError, Pinner, unpin_outputs};
 use crate::prot::Prot;
@@ -101,33 +101,31 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub fn map_request(&self, request: &MapRequest<'_, P>) -> Result<Mapped, Error<P::Error>> {
         let range = check_request(request)?;
         let account = Arc::clone(request.owner.unwrap_or(&self.account));
-        let mapping = Box::new(Mapping {
-            range,
-            user: request.user,
-            space: request.space.clone(),
-            account,
-            prot: request.prot,
-            pinned: None,
-            leaving: Leaving::default(),
-            log: None,
-            bound: None,
-            copies: 0,
-            next: None,
-        });
-        let mut claimed = self.waiting(|| self.claim(range, request));
-        if let Err(Error::Quarantined { .. } | Error::QuarantineFull { .. }) = claimed {
-            // Perhaps hardware answers again.
-            self.retry_idle();
-            claimed = self.waiting(|| self.claim(range, request));
-        }
-        let ClaimedSlot { domains, room, walks } = claimed?;
+        // Written in its place: it is large.
+        let mapping = Box::write(
+            Box::new_uninit(),
+            Mapping {
+                range,
+                user: request.user,
+                space: request.space.clone(),
+                account,
+                prot: request.prot,
+                pinned: None,
+                leaving: Leaving::default(),
+                log: None,
+                bound: None,
+                copies: 0,
+                next: None,
+            },
+        );
+        let seen = self.seen();
+        let ClaimedSlot { domains, room, walks } = match self.claim(range, request) {
+            Ok(claimed) => claimed,
+            Err(error) => self.claim_again(seen, error, range, request)?,
+        };
         let by = Caller { device: None, label: request.label };
         domains.observe(&Event::Mapping { range, by });
-        let built = match walks.map_or(Ok(()), |walks| self.forget_walks(range, walks, &domains)) {
-            Ok(()) => self.build(mapping, &domains, room, request.cancelled),
-            Err(error) => Err(self.withdraw_all(mapping, &domains, Then::Go, error)),
-        };
-        match built {
+        match self.build(mapping, &domains, (room, walks), request.cancelled) {
             Ok((mapping, found)) => {
                 self.finish(range, Some(mapping), domains, room);
                 Ok(found)
@@ -141,6 +139,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Ends the work on a mapping, whose slot it gets; without one the slot has gone already.
     /// Gives room in quarantine back.
+    #[inline(always)]
     pub(super) fn finish(
         &self,
         range: IovaRange,
@@ -159,9 +158,31 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.wake();
     }
 
+    /// [`claim`](Self::claim) where it failed, which may have been for what others are at.
+    #[cold]
+    #[inline(never)]
+    fn claim_again(
+        &self,
+        seen: u64,
+        error: Error<P::Error>,
+        range: IovaRange,
+        request: &MapRequest<'_, P>,
+    ) -> Result<ClaimedSlot, Error<P::Error>> {
+        let mut claim = || self.claim(range, request);
+        match self.or_wait(seen, Err(error), &mut claim) {
+            Err(Error::Quarantined { .. } | Error::QuarantineFull { .. }) => {
+                // Perhaps hardware answers again.
+                self.retry_idle();
+                self.waiting(claim)
+            }
+            claimed => claimed,
+        }
+    }
+
     /// Puts an unfinished mapping into the tree, which makes its IOVAs the caller's.
     ///
     /// The checks are in the order of `vfio_dma_do_map`, for their errors.
+    #[inline(always)]
     fn claim(
         &self,
         range: IovaRange,
@@ -188,9 +209,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let domains = self.begin(&mut all)?;
         let mut room = 0;
         if !domains.is_empty() {
-            let page = domains.page_sizes & domains.page_sizes.wrapping_neg();
-            let pages = range.len_less_one() / page.max(1) + 1;
-            room = all.quarantine.reserve(usize::try_from(pages).unwrap_or(BATCH).min(BATCH));
+            // No mapping is of a whole space.
+            let spans = domains.spans_at_most(range.len_less_one().wrapping_add(1));
+            room = all.quarantine.reserve(spans.min(BATCH));
             if room == 0 {
                 drop(domains);
                 all.working -= 1;
@@ -241,19 +262,39 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         Ok(Arc::clone(&all.domains))
     }
 
-    /// Charges, pins and maps. Where that fails the slot has gone, or is in quarantine.
+    /// Charges, pins and maps, behind a sync for the `walks` that hardware may do. Where that fails
+    /// the slot has gone, or is in quarantine.
+    #[inline(always)]
     fn build(
         &self,
         mut mapping: Box<Mapping<P>>,
         domains: &Domains,
-        room: usize,
+        (room, walks): (usize, Option<IovaRange>),
         cancelled: &dyn Fn() -> bool,
     ) -> Populated<P> {
-        match self.begin_log(&mut mapping) {
-            Err(error) => Err(self.withdraw_all(mapping, domains, Then::Go, error)),
-            Ok(()) if domains.is_empty() => Ok((mapping, Mapped::default())),
-            Ok(()) => self.populate(mapping, domains, room, cancelled, Then::Go),
+        if (walks.is_some() || self.tracks_dirty())
+            && let Err(error) = self.prepare(&mut mapping, domains, walks)
+        {
+            return Err(self.withdraw_all(mapping, domains, Then::Go, error));
         }
+        if domains.is_empty() {
+            return Ok((mapping, Mapped::default()));
+        }
+        self.populate(mapping, domains, room, cancelled, Then::Go)
+    }
+
+    /// What few maps do before they begin.
+    #[cold]
+    fn prepare(
+        &self,
+        mapping: &mut Mapping<P>,
+        domains: &Domains,
+        walks: Option<IovaRange>,
+    ) -> Result<(), Error<P::Error>> {
+        if let Some(walks) = walks {
+            self.forget_walks(mapping.range, walks, domains)?;
+        }
+        self.begin_log(mapping)
     }
 
     /// Charges, pins and maps a mapping that has no pin, in batches of so many spans as have room
@@ -279,44 +320,31 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let buf = SpanBuf::new(spans.first(room, NO_SPAN));
         // In its place before the pinner is asked: where that panics, the charge stays.
         let Mapping { space, pinned, .. } = &mut *mapping;
-        let pinned = pinned.insert(Pinned { pin: None, charge, runs: Runs::default() });
+        let pinned =
+            pinned.get_or_insert_with(|| Pinned { pin: None, charge, runs: Runs::default() });
         let Pinned { pin: place, charge, runs } = pinned;
         let mut mapper = Mapper::new(domains, buf, (range, user, prot), (charge, runs), cancelled);
-        let (pin, pin_error) = match self.pinner.pin(space, user, prot, &mut mapper) {
-            Ok(pin) => {
-                // Where it fails, it has said so in the mapper.
-                let _ = mapper.flush();
-                (Some(pin), None)
-            }
-            Err(failed) => (failed.pin, Some(failed.error)),
-        };
-        let failed = match (mapper.failure.take(), pin_error) {
-            (Some(failure), _) => Some(self.refused(failure, user, mapper.mapped())),
-            (None, Some(PinError::Failed(source))) => {
-                Some((Error::Pin { user, source }, Reach::None))
-            }
-            (None, None) if mapper.complete() && mapper.buf.is_empty() => match mapper.settle(user)
-            {
-                Err(source) => Some((over(source), Reach::None)),
-                Ok(()) => domains.announce(range).err().map(|source| {
-                    let source = iommu::Error::Hardware { range, source };
-                    (Error::Map { user: user.start(), source }, Reach::None)
-                }),
+        let (pin, error) = match self.pinner.pin(space, user, prot, &mut mapper) {
+            Ok(pin) => match mapper.end() {
+                Ok(()) => {
+                    *place = Some(pin);
+                    let found = mapper.found;
+                    return Ok((mapping, found));
+                }
+                Err(error) => (Some(pin), error),
             },
-            (None, None | Some(PinError::Stopped)) => {
-                Some((Error::PinnedLen { user, found: mapper.found() }, Reach::None))
-            }
+            Err(failed) => match failed.error {
+                PinError::Failed(source) => (failed.pin, Some(Error::Pin { user, source })),
+                PinError::Stopped => (failed.pin, None),
+            },
         };
-        let failed = failed.or_else(|| {
-            let nothing = pin.is_none().then_some(Error::PinnedLen { user, found: 0 });
-            Some((nothing?, Reach::None))
-        });
+        let (error, reach) = match (mapper.failure.take(), error) {
+            (Some(failure), _) => self.refused(failure, user, mapper.mapped()),
+            (None, Some(error)) => (error, Reach::None),
+            (None, None) => (Error::PinnedLen { user, found: mapper.found() }, Reach::None),
+        };
         let mapped = mapper.mapped();
-        let Mapper { buf, kind, found, .. } = mapper;
-        let Some((error, reach)) = failed else {
-            *place = pin;
-            return Ok((mapping, found));
-        };
+        let Mapper { buf, kind, .. } = mapper;
         match pin {
             // Nothing is pinned, the pinner says: then nothing stays mapped.
             None => {
@@ -413,6 +441,7 @@ pub(super) fn prot_of(prot: Prot, kind: Kind) -> Prot {
     }
 }
 
+#[inline(always)]
 pub(super) fn bytes_of(spans: &[Span]) -> u64 {
     spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()))
 }

@@ -4,11 +4,13 @@ use core::slice;
 
 use super::alignment::{PlacedSpan, second_leaf};
 use super::domains::Domains;
+use super::error::Error;
 use super::map::{Mapped, prot_of};
 use super::mapping::Runs;
 use super::paging::Refused;
 use crate::account::{Charge, OverLimit};
 use crate::addr::{Address, Iova};
+use crate::iommu;
 use crate::pin::{Kind, SpanSink, Stopped};
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
@@ -82,8 +84,29 @@ impl<'a> Mapper<'a> {
         self.at.get().wrapping_sub(self.range.start().get())
     }
 
+    /// Maps what is left and settles the account for all.
+    ///
+    /// # Errors
+    ///
+    /// Why it is taken back; nothing where the mapper has that as its failure, or not all of the
+    /// range was found.
+    #[inline(always)]
+    pub(super) fn end<E: core::error::Error>(&mut self) -> Result<(), Option<Error<E>>> {
+        let Self { user, range, domains, .. } = *self;
+        if self.flush().is_err() || !self.complete() {
+            return Err(None);
+        }
+        self.settle(user).map_err(|source| Error::OverLimit { user, source })?;
+        domains.announce(range).map_err(|source| {
+            let source = iommu::Error::Hardware { range, source };
+            Error::Map { user: user.start(), source }
+        })?;
+        Ok(())
+    }
+
     /// Charges what turned out to be memory, and nothing else.
-    pub(super) fn settle(&mut self, user: UserRange) -> Result<(), OverLimit> {
+    #[inline(always)]
+    fn settle(&mut self, user: UserRange) -> Result<(), OverLimit> {
         let bytes = self.charge.bytes();
         if bytes == self.found.memory && bytes == self.mapped() {
             // All is memory, and all of it is charged.
@@ -92,7 +115,7 @@ impl<'a> Mapper<'a> {
         self.charge.settle(self.runs.memory(user))
     }
 
-    pub(super) fn complete(&self) -> bool {
+    fn complete(&self) -> bool {
         self.at == self.range.last().wrapping_add(1)
     }
 
@@ -102,7 +125,8 @@ impl<'a> Mapper<'a> {
     }
 
     /// Maps all spans in the buffer.
-    pub(super) fn flush(&mut self) -> Result<(), Stopped> {
+    #[inline(always)]
+    fn flush(&mut self) -> Result<(), Stopped> {
         self.map_first(self.buf.len(), self.buffered)?;
         self.keep(None)
     }
@@ -120,6 +144,7 @@ impl<'a> Mapper<'a> {
     }
 
     /// Takes what is mapped out of the buffer, all but the span that may still grow.
+    #[inline(always)]
     fn keep(&mut self, open: Option<Span>) -> Result<(), Stopped> {
         self.buf.clear();
         self.buffered = open.map_or(0, Span::len);
@@ -128,6 +153,7 @@ impl<'a> Mapper<'a> {
     }
 
     /// Maps the first spans of the buffer, of so many bytes, and leaves them in it.
+    #[inline]
     fn map_first(&mut self, count: usize, bytes: u64) -> Result<(), Stopped> {
         let left = self.range.last().get().wrapping_sub(self.at.get());
         let found = self.buffered;
@@ -195,6 +221,7 @@ impl Mapper<'_> {
 
     /// Counts the first spans of the buffer, of so many bytes, and looks whether other addresses
     /// would have given them larger leaves.
+    #[inline(always)]
     fn count(&mut self, count: usize, bytes: u64) {
         let spans = &self.buf.spans()[..count];
         self.found.add(spans, bytes, self.kind);
@@ -214,6 +241,7 @@ impl Mapper<'_> {
 }
 
 /// Charges spans before they are mapped, where it is known only then how much that is.
+#[inline(always)]
 fn charge_found(charge: &mut Charge, spans: &[Span], kind: Kind) -> Result<(), OverLimit> {
     match kind {
         Kind::Memory => charge.found(spans),

@@ -174,6 +174,7 @@ pub(super) enum Then {
 
 impl Leaving {
     /// Goes on by bytes that the current run has, `run` being its rest.
+    #[inline(always)]
     pub(super) fn pass(&mut self, run: BackingRun, bytes: u64) {
         self.bytes = self.bytes.wrapping_add(bytes);
         self.at.advance(run, bytes);
@@ -221,8 +222,25 @@ impl<P: Pinner> Mapping<P> {
 
     /// Whether anything of it is mapped in domains.
     pub(super) fn has_rest(&self) -> bool {
-        let rest = |pinned: &Pinned<P::Pin>| pinned.runs.rest(self.leaving.at).next().is_some();
-        self.pinned.as_ref().is_some_and(rest)
+        self.pinned.as_ref().is_some_and(|pinned| pinned.runs.at(self.leaving.at).is_some())
+    }
+
+    /// Whether it is as most are: pinned and mapped as a whole, of one kind, and nobody but its
+    /// slot has to do with it.
+    #[inline(always)]
+    pub(super) fn is_plain(&self) -> bool {
+        let is_run = self.pinned.as_ref().is_some_and(|pinned| {
+            let run = pinned.runs.only_kind();
+            pinned.pin.is_some() && run.is_some()
+        });
+        let Leaving { bytes, held, lost, .. } = self.leaving;
+        let stays = bytes == 0 && held == 0 && !lost;
+        is_run && stays && self.log.is_none() && self.bound.is_none()
+    }
+
+    /// How many of its bytes are mapped in domains.
+    pub(super) fn bytes_left(&self) -> u64 {
+        if self.has_rest() { self.len() - self.leaving.bytes } else { 0 }
     }
 
     /// Notes that hardware has confirmed what failed before `proven`.
@@ -286,6 +304,7 @@ impl Default for Runs {
 
 impl Runs {
     /// Adds bytes behind what is there.
+    #[inline(always)]
     pub(super) fn push(&mut self, bytes: u64, kind: Kind) -> Result<(), NoRoom> {
         let run = BackingRun { bytes, behind: Behind::Pinned(kind) };
         let last = match self {
@@ -335,10 +354,20 @@ impl Runs {
     }
 
     /// All runs.
+    #[inline(always)]
     pub(super) fn all(&self) -> &[BackingRun] {
         match self {
             Self::One(only) => core::slice::from_ref(only),
             Self::More(runs) => runs,
+        }
+    }
+
+    /// Of what kind all is, where it is one run.
+    #[inline(always)]
+    pub(super) fn only_kind(&self) -> Option<Kind> {
+        match self {
+            Self::One(BackingRun { behind: Behind::Pinned(kind), .. }) => Some(*kind),
+            _ => None,
         }
     }
 
@@ -384,6 +413,7 @@ impl Runs {
     }
 
     /// The runs from one place to another, cut to what lies between them.
+    #[inline(always)]
     pub(super) fn between(
         &self,
         from: RunCursor,
@@ -400,7 +430,15 @@ impl Runs {
         })
     }
 
+    /// What lies behind `at` of the run there; `None` at the end.
+    #[inline(always)]
+    pub(super) fn at(&self, at: RunCursor) -> Option<BackingRun> {
+        let run = self.all().get(at.run)?;
+        Some(BackingRun { bytes: run.bytes - at.bytes, ..*run })
+    }
+
     /// The runs from `at` on, the first cut to what lies behind `at`.
+    #[inline(always)]
     pub(super) fn rest(&self, at: RunCursor) -> impl Iterator<Item = BackingRun> {
         let passed = move |n| if n == 0 { at.bytes } else { 0 };
         let runs = self.all().get(at.run..).unwrap_or_default().iter().enumerate();
@@ -418,6 +456,7 @@ pub(super) struct RunCursor {
 
 impl RunCursor {
     /// Moves by bytes that the current run has, `run` being its rest.
+    #[inline(always)]
     pub(super) fn advance(&mut self, run: BackingRun, bytes: u64) {
         if bytes < run.bytes {
             self.bytes += bytes;
@@ -429,7 +468,11 @@ impl RunCursor {
 
 impl<P: Pinner> Tree<P> {
     /// The place of the first slot with an address at or behind `at`.
+    #[inline(always)]
     pub(super) fn reaching(&self, at: Iova) -> Place {
+        if let Some(place) = self.here(at) {
+            return place;
+        }
         let place = self.seek(at);
         if self.key(place) == Some(at) {
             return place;
@@ -444,6 +487,7 @@ impl<P: Pinner> Tree<P> {
 
     /// The slots that have an address in `range`, each with its range; `from` is the place
     /// that is the first [reaching](Self::reaching) it.
+    #[inline(always)]
     pub(super) fn overlapping(
         &self,
         from: Place,

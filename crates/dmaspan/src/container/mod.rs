@@ -143,6 +143,7 @@ pub mod type1;
 
 mod access;
 mod alignment;
+mod alone;
 mod attach;
 mod busy;
 mod dirty;
@@ -467,7 +468,7 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH> {
     fn drop(&mut self) {
         self.abandon_external();
-        let doomed = self.state.get_mut().doom(IovaRange::ALL, Place::default());
+        let doomed = self.state.get_mut().doom(IovaRange::ALL, Place::default(), BATCH);
         if self.unmap_doomed(doomed, IovaRange::ALL, None).is_ok() {
             return;
         }
@@ -478,7 +479,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH>
             domains.let_all_go();
         }
         // What there was no room for is still mapped.
-        let doomed = self.state.get_mut().doom(IovaRange::ALL, Place::default());
+        let doomed = self.state.get_mut().doom(IovaRange::ALL, Place::default(), BATCH);
         let _ = self.unmap_doomed(doomed, IovaRange::ALL, None);
     }
 }

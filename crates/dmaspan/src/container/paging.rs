@@ -224,6 +224,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathered<'_, '_, F, M, O> 
         self.gather.get_or_insert_with(|| self.own.domain.gather())
     }
 
+    #[inline(always)]
     fn add(&mut self, retired: Retired<M::List>) {
         let own = self.own;
         own.domain.add_own(self.gather(), retired);

@@ -71,6 +71,7 @@ impl Quarantine {
 
     /// Reserves room for the pieces of up to `spans` spans, which lie in as many runs at most, and
     /// returns how many spans that are: fewer where much is reserved, 0 where there is no room.
+    #[inline(always)]
     pub(super) fn reserve(&mut self, spans: usize) -> usize {
         let used = self.pieces.len().saturating_add(self.reserved);
         let free = self.pieces.capacity().saturating_sub(used);
@@ -81,11 +82,13 @@ impl Quarantine {
     }
 
     /// Gives back room that was reserved.
+    #[inline(always)]
     pub(super) fn give_back(&mut self, spans: usize) {
         self.reserved -= 2 * spans;
     }
 
     /// Whether anything waits.
+    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         let none = self.pieces.is_empty() && self.departed.is_empty();
         none && self.walks.is_none() && self.slots == 0
@@ -145,7 +148,16 @@ pub(super) struct NoRoom;
 
 impl<P: Pinner> State<P> {
     /// Where a map of `range`, which is free, must not rely on what hardware knows of tables.
+    #[inline(always)]
     pub(super) fn walks(&self, range: IovaRange) -> Option<IovaRange> {
+        if self.walking == 0 && self.quarantine.walks.is_none() {
+            return None;
+        }
+        self.walks_around(range)
+    }
+
+    #[cold]
+    fn walks_around(&self, range: IovaRange) -> Option<IovaRange> {
         let mut found = self.quarantine.walks(range);
         if self.walking > 0 {
             let behind = self.tree.seek(range.start());
@@ -166,6 +178,7 @@ impl<P: Pinner> State<P> {
     }
 
     /// The part of `range` that waits for hardware: the first mapping, why, and the bytes of all.
+    #[inline(always)]
     pub(super) fn unforgotten(&self, range: IovaRange) -> Option<Unforgotten> {
         let mut found: Option<Unforgotten> = None;
         if self.quarantine.slots > 0 {
@@ -196,6 +209,7 @@ impl<P: Pinner> State<P> {
     }
 
     /// Takes a slot out of the tree.
+    #[inline(always)]
     pub(super) fn remove(&mut self, range: IovaRange) {
         let Some(place) = self.tree.find(range.start()) else { return };
         if let Some((_, slot)) = self.tree.at(place) {

@@ -11,6 +11,7 @@ pub(super) const NO_SPAN: Span = Span::point(PhysAddr::new(0));
 
 /// Places for up to `MANY` values, on the stack.
 pub(super) enum Room<T, const FEW: usize, const MANY: usize> {
+    One([T; 1]),
     Few([T; FEW]),
     Many([T; MANY]),
 }
@@ -19,17 +20,27 @@ impl<T: Copy, const FEW: usize, const MANY: usize> Room<T, FEW, MANY> {
     /// Room for so many values, `MANY` at most. Until they are written they are `none`.
     #[inline(always)]
     pub(super) fn new(count: usize, none: T) -> Self {
-        if count <= FEW { Self::Few([none; FEW]) } else { Self::Many([none; MANY]) }
+        match count {
+            0 | 1 => Self::One([none]),
+            _ if count <= FEW => Self::Few([none; FEW]),
+            _ => Self::Many([none; MANY]),
+        }
     }
 
-    /// The first so many places, `MANY` at most. Room for few becomes room for many where it has
+    /// The first so many places, `MANY` at most. Room for few becomes room for more where it has
     /// to, and stays that; what was written in it is `none` then.
     #[inline(always)]
     pub(super) fn first(&mut self, count: usize, none: T) -> &mut [T] {
-        if count > FEW && matches!(self, Self::Few(_)) {
-            *self = Self::Many([none; MANY]);
+        let has_room = match self {
+            Self::One(_) => count <= 1,
+            Self::Few(_) => count <= FEW,
+            Self::Many(_) => true,
+        };
+        if !has_room {
+            *self = Self::new(count, none);
         }
         match self {
+            Self::One(values) => &mut values[..count],
             Self::Few(values) => &mut values[..count],
             Self::Many(values) => &mut values[..count],
         }

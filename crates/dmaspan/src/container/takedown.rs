@@ -35,6 +35,8 @@ pub(super) struct Unmap<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
     len: usize,
     /// How many of them have nothing mapped any more, from the front.
     down: usize,
+    /// How many of them observers have heard of, from the front.
+    told: usize,
     /// Whether there are no more to claim.
     last: bool,
     /// For how many spans there is room in quarantine.
@@ -70,10 +72,24 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
             first: None,
             len: 0,
             down: 0,
+            told: 0,
             last: false,
             reserved: 0,
             outcome: TakenDown::default(),
         }
+    }
+
+    /// Of an unmap: the first mapping is claimed already, `more` are to be, and there is room in
+    /// quarantine for so many spans.
+    #[track_caller]
+    pub(super) fn of_unmap(
+        container: &'c Container<P, L, BATCH>,
+        domains: &'c Domains,
+        (first, more): (Option<Box<Mapping<P>>>, usize),
+        reserved: usize,
+    ) -> Self {
+        let (len, last) = (usize::from(first.is_some()), more == 0);
+        Self { first, len, last, reserved, ..Self::new(container, domains, Then::Go) }
     }
 
     /// Takes all mappings down that `claim` gives, and marks what was written of them in `marks`.
@@ -99,12 +115,36 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         self.outcome
     }
 
+    /// Goes on where so many bytes of the only mapping were taken away, which had these spans.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn go_on(
+        mut self,
+        taken: u64,
+        spans: &[Span],
+        synced: Result<(), HardwareError>,
+        walks: Option<IovaRange>,
+    ) -> TakenDown {
+        self.told = self.len;
+        if let Some(Mapping { pinned: Some(pinned), leaving, .. }) = self.first.as_deref_mut()
+            && let Some(run) = pinned.runs.at(leaving.at)
+        {
+            leaving.before = leaving.at;
+            leaving.pass(run, taken);
+            self.down = usize::from(taken == run.bytes);
+        }
+        self.unpin(spans, synced, walks, None);
+        self.release();
+        self.run(&mut |_| None, None)
+    }
+
     /// Claims mappings for the next batch, and room in quarantine for what it takes away. Says
     /// whether there is anything to do, and room to do it.
     fn next_batch(&mut self, claim: NextMapping<'_, P>) -> bool {
-        let (mut before, mut asked) = (self.len, false);
+        let mut asked = false;
         loop {
             if self.is_done() || self.last && self.reserved > 0 {
+                self.tell();
                 return self.len > 0;
             }
             let mut all = self.container.state.lock();
@@ -114,11 +154,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 self.reserved += all.quarantine.reserve(wanted - self.reserved);
             }
             drop(all);
-            for mapping in self.mappings().skip(before) {
-                self.domains.observe(&Event::Unmapping { range: mapping.range, by: self.by });
-                self.container.stop_reading(mapping);
-            }
-            before = self.len;
+            self.tell();
             if self.reserved > 0 || wanted == 0 {
                 return self.len > 0;
             }
@@ -129,6 +165,19 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
             self.container.retry(self.domains, IovaRange::ALL);
             asked = true;
         }
+    }
+
+    /// Tells of mappings that were claimed, and ends the reading of their marks.
+    #[inline(always)]
+    fn tell(&mut self) {
+        if self.told == self.len {
+            return;
+        }
+        for mapping in self.mappings().skip(self.told) {
+            self.domains.observe(&Event::Unmapping { range: mapping.range, by: self.by });
+            self.container.stop_reading(mapping);
+        }
+        self.told = self.len;
     }
 
     /// Puts mappings behind those at work, as many as there are and one batch may have.
@@ -158,14 +207,8 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
 
     /// How many spans the next batch may find.
     fn spans_at_most(&self) -> usize {
-        let page = self.domains.page_sizes & self.domains.page_sizes.wrapping_neg();
-        let mut left = 0u64;
-        for mapping in self.mappings() {
-            if mapping.has_rest() {
-                left = left.saturating_add(mapping.len() - mapping.leaving.bytes);
-            }
-        }
-        usize::try_from(left.div_ceil(page.max(1))).unwrap_or(BATCH).min(BATCH)
+        let left = self.mappings().map(Mapping::bytes_left).fold(0, u64::saturating_add);
+        self.domains.spans_at_most(left).min(BATCH)
     }
 
     /// Takes away what the mappings have in front, as far as the room reaches, in all domains.
@@ -182,7 +225,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         while let Some(mapping) = next {
             let Mapping { range, pinned, leaving, .. } = &mut *mapping;
             leaving.before = leaving.at;
-            while let Some(run) = pinned.as_ref().and_then(|p| p.runs.rest(leaving.at).next()) {
+            while let Some(run) = pinned.as_ref().and_then(|p| p.runs.at(leaving.at)) {
                 let mut taken = run.bytes;
                 if run.behind != Behind::Revoked {
                     let at = range.start().wrapping_add(leaving.bytes);
@@ -213,33 +256,31 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         }
         let mut all = self.container.state.lock();
         let all = &mut *all;
-        let down = || self.mappings().take(self.down).map(|mapping| mapping.range);
-        for range in down() {
-            if let Some(slot) = all.tree.get_mut(range.start()) {
+        let mut next = self.first.as_deref();
+        for _ in 0..self.down {
+            let Some(mapping) = next else { break };
+            if let Some(slot) = all.tree.get_mut(mapping.range.start()) {
                 slot.state = SlotState::Emptied;
             }
+            next = mapping.next.as_deref();
         }
-        let mut ranges = down().peekable();
-        let (mut first, mut detached) = (0, None);
-        while let Some(range) = ranges.next() {
-            let Some(gap) = all.gap(range) else { continue };
-            let (mut hull, mut count) = (range, 1);
+        let (mut next, mut left) = (self.first.as_deref(), self.down);
+        let mut detached = None;
+        while let Some(first) = next.filter(|_| left > 0) {
+            (next, left) = (first.next.as_deref(), left - 1);
+            let mut hull = first.range;
+            let Some(gap) = all.gap(hull) else { continue };
             // What follows without others in between is looked at at once.
-            while let Some(next) = ranges.next_if(|next| gap.covers(*next)) {
-                hull = IovaRange::new(hull.start(), next.last()).unwrap_or(hull);
-                count += 1;
+            while let Some(more) = next.filter(|more| left > 0 && gap.covers(more.range)) {
+                hull = IovaRange::new(hull.start(), more.range.last()).unwrap_or(hull);
+                (next, left) = (more.next.as_deref(), left - 1);
             }
             if self.domains.may_reclaim(hull, gap)
                 && let Some(walks) = gathers.reclaim(hull, gap)
             {
                 detached = super::domains::cover(detached, Some(walks));
-                for range in down().skip(first).take(count) {
-                    if let Some(slot) = all.tree.get_mut(range.start()) {
-                        all.walking += usize::from(slot.walks.replace(walks).is_none());
-                    }
-                }
+                all.note_walks(first, hull, walks);
             }
-            first += count;
         }
         detached
     }
@@ -333,6 +374,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         let mut mapping = self.first.take()?;
         self.first = mapping.next.take();
         self.len -= 1;
+        self.told = self.told.saturating_sub(1);
         Some(mapping)
     }
 
@@ -393,6 +435,7 @@ pub(super) fn hold<P: Pinner>(all: &mut State<P>, owner: Iova, spans: &[Span], k
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Unpins what was taken out of a mapping since the last batch, the next of `spans`, or puts it
     /// into quarantine, and says whether it did that.
+    #[inline(always)]
     fn unpin_taken(
         &self,
         mapping: &mut Mapping<P>,
@@ -430,6 +473,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Releases the pin and the charge of a mapping that was taken down, and that no device can
     /// use any more.
+    #[inline(always)]
     pub(super) fn release(&self, mapping: &mut Mapping<P>) {
         let Some(pinned) = mapping.pinned.take() else { return };
         if let Some(pin) = pinned.pin {
@@ -440,17 +484,41 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 }
 
 impl<P: Pinner> State<P> {
+    /// Notes in the slots of mappings, from the `first` on and as far as `hull` covers them, where
+    /// tables around them were detached.
+    #[cold]
+    fn note_walks(&mut self, first: &Mapping<P>, hull: IovaRange, walks: IovaRange) {
+        let mappings = iter::successors(Some(first), |mapping| mapping.next.as_deref());
+        for mapping in mappings.take_while(|mapping| hull.covers(mapping.range)) {
+            if let Some(slot) = self.tree.get_mut(mapping.range.start()) {
+                self.walking += usize::from(slot.walks.replace(walks).is_none());
+            }
+        }
+    }
+
     /// What lies between the neighbours of the slot at `range`. Those that are empty count as not
     /// there.
-    fn gap(&self, range: IovaRange) -> Option<IovaRange> {
+    #[inline(always)]
+    pub(super) fn gap(&self, range: IovaRange) -> Option<IovaRange> {
         let full = |slot: &MappingSlot<P>| !matches!(slot.state, SlotState::Emptied);
         let own = self.tree.find(range.start())?;
-        let mut before = iter::successors(self.tree.before(own), |at| self.tree.before(*at));
-        let before = before.find_map(|at| self.tree.at(at).filter(|(_, slot)| full(slot)));
-        let last_before = before.map(|(_, slot)| slot.last);
-        let start = last_before.map_or(Some(IovaRange::ALL.start()), |last| last.checked_add(1))?;
-        let next = self.tree.iter_from(self.tree.next(own)).find(|(_, slot)| full(slot));
-        let last = next.map_or(IovaRange::ALL.last(), |(start, _)| start.wrapping_add(u64::MAX));
+        let (mut start, mut last) = (IovaRange::ALL.start(), IovaRange::ALL.last());
+        let mut before = own;
+        while let Some(at) = self.tree.before(before) {
+            if let Some((_, slot)) = self.tree.at(at).filter(|(_, slot)| full(slot)) {
+                start = slot.last.checked_add(1)?;
+                break;
+            }
+            before = at;
+        }
+        let mut next = self.tree.next(own);
+        while let Some((behind, slot)) = self.tree.at(next) {
+            if full(slot) {
+                last = behind.wrapping_add(u64::MAX);
+                break;
+            }
+            next = self.tree.next(next);
+        }
         IovaRange::new(start, last)
     }
 }

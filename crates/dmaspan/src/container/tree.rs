@@ -2,10 +2,10 @@
 //! mostly where the last one was.
 //!
 //! Values lie in nodes of up to [`PLACES`], in any order, and beside them their keys in order: so
-//! an insertion moves keys, and half the values of a node where that was full. One list has all
-//! nodes by their first key, with 16 bytes for each. It changes once for a dozen mappings or more,
-//! but where all around a place is full: what is mapped and unmapped there alone makes a node and
-//! drops it.
+//! an insertion moves keys, and half the values of a node where that was full. What goes from the
+//! front moves nothing. One list has all nodes by their first key, with 16 bytes for each. It
+//! changes once for a dozen mappings or more, but where all around a place is full: what is mapped
+//! and unmapped there alone makes a node and drops it.
 //!
 //! Removing a value allocates nothing.
 
@@ -18,6 +18,9 @@ use crate::addr::Iova;
 
 /// How many values a node has room for.
 const PLACES: usize = 32;
+
+/// How many values the first node of a tree has room for at first.
+const FIRST_PLACES: usize = 8;
 
 /// Values by their keys.
 pub(super) struct Tree<T> {
@@ -45,46 +48,94 @@ struct Node<T> {
 struct Body<T> {
     /// How many values there are.
     len: usize,
+    /// Where the keys and their places begin in the lists of them.
+    start: usize,
     /// As many keys as values, sorted.
     keys: [Iova; PLACES],
-    /// A permutation: first the places of the values in the order of their keys, then those that
-    /// are free.
+    /// A permutation: beside each key the place of its value, and everywhere else those that are
+    /// free.
     order: [u8; PLACES],
-    /// As many as there are places. They are on the heap from the first on, since stacks are small.
-    values: Box<[Option<T>]>,
+    /// On the heap from the first on, since stacks are small. Fewer than there are places where
+    /// few values were there at a time.
+    values: Vec<Option<T>>,
 }
 
 impl<T> Body<T> {
-    fn new() -> Box<Self> {
+    /// Room for so many values, until there are more.
+    fn new(places: usize) -> Box<Self> {
         let mut order = [0; PLACES];
         order.iter_mut().zip(0..).for_each(|(place, n)| *place = n);
-        let keys = [Iova::new(0); PLACES];
-        let values = iter::repeat_with(|| None).take(PLACES).collect();
-        Box::new(Self { len: 0, keys, order, values })
+        let mut body =
+            Self { len: 0, start: 0, keys: [Iova::new(0); PLACES], order, values: Vec::new() };
+        body.grow(places);
+        Box::new(body)
+    }
+
+    /// Makes room for so many values.
+    #[cold]
+    fn grow(&mut self, places: usize) {
+        self.values.reserve_exact(places - self.values.len());
+        self.values.resize_with(places, || None);
+    }
+
+    fn keys(&self) -> &[Iova] {
+        &self.keys[self.start..self.start + self.len]
+    }
+
+    /// The first key, of what is not empty.
+    #[inline(always)]
+    fn first(&self) -> Iova {
+        self.keys[self.start % PLACES]
+    }
+
+    /// The `nth` key.
+    #[inline(always)]
+    fn key(&self, nth: usize) -> Option<Iova> {
+        // The remainder is never another number, and asks for no check.
+        (nth < self.len).then(|| self.keys[(self.start + nth) % PLACES])
+    }
+
+    /// The place of the value with the `nth` key, which there is.
+    #[inline(always)]
+    fn place(&self, nth: usize) -> usize {
+        usize::from(self.order[(self.start + nth) % PLACES])
     }
 
     #[inline(always)]
-    fn keys(&self) -> &[Iova] {
-        &self.keys[..self.len]
-    }
-
     fn insert(&mut self, nth: usize, key: Iova, value: T) {
-        let Self { len, keys, order, values } = self;
-        let place = order[*len];
-        keys.copy_within(nth..*len, nth + 1);
-        order.copy_within(nth..*len, nth + 1);
-        (keys[nth], order[nth]) = (key, place);
+        if self.start + self.len == PLACES {
+            self.keys.copy_within(self.start.., 0);
+            self.order.rotate_left(self.start);
+            self.start = 0;
+        }
+        let (at, end) = (self.start + nth, self.start + self.len);
+        let place = self.order[end % PLACES];
+        if usize::from(place) >= self.values.len() {
+            self.grow(PLACES);
+        }
+        let Self { len, keys, order, values, .. } = self;
+        if at < end {
+            keys.copy_within(at..end, at + 1);
+            order.copy_within(at..end, at + 1);
+        }
+        (keys[at % PLACES], order[at % PLACES]) = (key, place);
         values[usize::from(place)] = Some(value);
         *len += 1;
     }
 
+    #[inline(always)]
     fn remove(&mut self, nth: usize) -> Option<&mut Option<T>> {
-        let Self { len, keys, order, values } = self;
-        let place = order[nth];
-        keys.copy_within(nth + 1..*len, nth);
-        order.copy_within(nth + 1..*len, nth);
+        let Self { len, start, keys, order, values } = self;
+        let (at, end) = (*start + nth, *start + *len);
+        let place = order[at % PLACES];
+        if nth == 0 {
+            *start += 1;
+        } else if at + 1 < end {
+            keys.copy_within(at + 1..end, at);
+            order.copy_within(at + 1..end, at);
+            order[end - 1] = place;
+        }
         *len -= 1;
-        order[*len] = place;
         values.get_mut(usize::from(place))
     }
 
@@ -92,7 +143,7 @@ impl<T> Body<T> {
     fn move_to(&mut self, nth: usize, other: &mut Self) {
         while self.len > nth {
             let last = self.len - 1;
-            let key = self.keys[last];
+            let key = self.keys()[last];
             if let Some(value) = self.remove(last).and_then(Option::take) {
                 other.insert(0, key, value);
             }
@@ -111,7 +162,7 @@ impl<T> Tree<T> {
     }
 
     /// The place of the first value at or behind `key`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn seek(&self, key: Iova) -> Place {
         let place = self.near(key).unwrap_or_else(|| self.search(key));
         // What follows the last one is found from there, and not from the end.
@@ -146,7 +197,7 @@ impl<T> Tree<T> {
     /// The key at a place; `None` at the end.
     #[inline(always)]
     pub(super) fn key(&self, place: Place) -> Option<Iova> {
-        self.nodes.get(place.node)?.body.keys().get(place.nth).copied()
+        self.nodes.get(place.node)?.body.key(place.nth)
     }
 
     /// The place behind `place`, which is one of a value.
@@ -171,25 +222,29 @@ impl<T> Tree<T> {
     #[inline(always)]
     pub(super) fn at(&self, Place { node, nth }: Place) -> Option<(Iova, &T)> {
         let body = &self.nodes.get(node)?.body;
-        let key = *body.keys().get(nth)?;
-        let place = usize::from(*body.order.get(nth)?);
-        Some((key, body.values.get(place)?.as_ref()?))
+        let key = body.key(nth)?;
+        Some((key, body.values.get(body.place(nth))?.as_ref()?))
     }
 
     /// [`at`](Self::at), to be changed.
     #[inline(always)]
     pub(super) fn at_mut(&mut self, Place { node, nth }: Place) -> Option<(Iova, &mut T)> {
         let body = &mut self.nodes.get_mut(node)?.body;
-        let key = *body.keys().get(nth)?;
-        let place = usize::from(*body.order.get(nth)?);
+        let (key, place) = (body.key(nth)?, body.place(nth));
         Some((key, body.values.get_mut(place)?.as_mut()?))
+    }
+
+    /// The place of the value with this key, if the last look-up ended there.
+    #[inline(always)]
+    pub(super) fn here(&self, key: Iova) -> Option<Place> {
+        let hint = self.hint.get();
+        (self.key(hint) == Some(key)).then_some(hint)
     }
 
     /// The place of the value with this key.
     #[inline(always)]
     pub(super) fn find(&self, key: Iova) -> Option<Place> {
-        let hint = self.hint.get();
-        if self.key(hint) == Some(key) { Some(hint) } else { self.find_elsewhere(key) }
+        self.here(key).or_else(|| self.find_elsewhere(key))
     }
 
     #[inline(never)]
@@ -205,7 +260,7 @@ impl<T> Tree<T> {
     }
 
     /// [`get`](Self::get), to be changed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn get_mut(&mut self, key: Iova) -> Option<&mut T> {
         self.at_mut(self.find(key)?).map(|(_, value)| value)
     }
@@ -252,6 +307,7 @@ impl<T> Tree<T> {
     }
 
     /// Adds a value at the place that [`seek`](Self::seek) has for its key, which is new.
+    #[inline(always)]
     pub(super) fn insert(&mut self, place: Place, key: Iova, value: T) {
         let Place { mut node, mut nth } = place;
         let room = |node: &Node<T>| node.body.len < PLACES;
@@ -260,7 +316,8 @@ impl<T> Tree<T> {
             (node, nth) = (n, self.nodes[n].body.len);
         } else if !self.nodes.get(node).is_some_and(room) {
             if nth == 0 {
-                self.nodes.insert(node, Node { first: key, body: Body::new() });
+                let places = if self.nodes.is_empty() { FIRST_PLACES } else { PLACES };
+                self.nodes.insert(node, Node { first: key, body: Body::new(places) });
             } else {
                 self.split(node);
                 if let Some(above) = nth.checked_sub(PLACES / 2 + 1) {
@@ -270,7 +327,7 @@ impl<T> Tree<T> {
         }
         let Some(Node { first, body }) = self.nodes.get_mut(node) else { return };
         body.insert(nth, key, value);
-        *first = body.keys[0];
+        *first = body.first();
         self.len += 1;
         self.hint.set(Place { node, nth });
     }
@@ -280,13 +337,14 @@ impl<T> Tree<T> {
     fn split(&mut self, node: usize) {
         // What allocates does so before anything moves.
         self.nodes.reserve(1);
-        let mut upper = Body::new();
+        let mut upper = Body::new(PLACES);
         let lower = &mut self.nodes[node].body;
         lower.move_to(PLACES / 2, &mut upper);
-        self.nodes.insert(node + 1, Node { first: upper.keys[0], body: upper });
+        self.nodes.insert(node + 1, Node { first: upper.first(), body: upper });
     }
 
     /// Drops the value at a place.
+    #[inline(always)]
     pub(super) fn remove(&mut self, Place { node, nth }: Place) {
         let Some(Node { first, body }) = self.nodes.get_mut(node) else { return };
         if nth >= body.len {
@@ -296,23 +354,26 @@ impl<T> Tree<T> {
             *value = None;
         }
         self.len -= 1;
-        *first = body.keys[0];
-        match body.len {
-            0 => drop(self.nodes.remove(node)),
-            len if len < PLACES / 4 => {
-                self.join(node + 1);
-                self.join(node);
-            }
-            _ => {}
+        if body.len == 0 {
+            drop(self.nodes.remove(node));
+            return;
+        }
+        *first = body.first();
+        if body.len < PLACES / 4 {
+            self.join(node + 1);
+            self.join(node);
         }
     }
 
-    /// Makes one node of a node and the one before it, where both fill half of it at most.
+    /// Makes one node of a node and the one before it, where both fill half of it at most, and it
+    /// need not grow.
+    #[inline(never)]
     fn join(&mut self, node: usize) {
         let Some(([.., before], [own, ..])) = self.nodes.split_at_mut_checked(node) else {
             return;
         };
-        if before.body.len + own.body.len <= PLACES / 2 {
+        let has_room = own.body.values.len() == PLACES;
+        if has_room && before.body.len + own.body.len <= PLACES / 2 {
             before.body.move_to(0, &mut own.body);
             own.first = before.first;
             self.nodes.remove(node - 1);

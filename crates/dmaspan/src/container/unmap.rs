@@ -9,8 +9,8 @@ use lock_api::RawMutex;
 
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Mapping, MappingSlot, SlotState, Then, Vaddr};
-use super::takedown::Unmap;
+use super::mapping::{Mapping, SlotState, Then, Vaddr};
+use super::takedown::{TakenDown, Unmap};
 use super::tree::Place;
 use super::{Container, State, Version};
 use crate::io_pgtable::DirtyBitmap;
@@ -38,12 +38,34 @@ pub(super) struct PendingUnmap<P: Pinner> {
     first: Option<Box<Mapping<P>>>,
     /// How many more there are, in their slots.
     more: usize,
+    /// For how many spans of the only mapping there is room in quarantine already.
+    reserved: usize,
+}
+
+impl<P: Pinner> PendingUnmap<P> {
+    /// Takes the only mapping, if it is [plain](Mapping::is_plain), there is room for all of its
+    /// spans, and nothing waits for hardware.
+    #[inline(always)]
+    fn take_plain(&mut self) -> Option<Box<Mapping<P>>> {
+        let Self { domains, waits, first, more, reserved, .. } = self;
+        if *more > 0 || *waits || domains.is_empty() || domains.oldest().is_some() {
+            return None;
+        }
+        let has_room = |bytes| domains.spans_at_most(bytes) <= *reserved;
+        first.take_if(|mapping| mapping.is_plain() && has_room(mapping.len()))
+    }
 }
 
 impl<P: Pinner> State<P> {
     /// Makes all mappings that begin in `range` the caller's own, to work on without the lock. They
-    /// are at `place` and behind it.
-    pub(super) fn doom(&mut self, range: IovaRange, mut place: Place) -> PendingUnmap<P> {
+    /// are at `place` and behind it, and taken down in batches of so many spans.
+    #[inline(always)]
+    pub(super) fn doom(
+        &mut self,
+        range: IovaRange,
+        mut place: Place,
+        batch: usize,
+    ) -> PendingUnmap<P> {
         self.working += 1;
         self.unmaps += 1;
         let unmap = self.unmaps;
@@ -85,7 +107,13 @@ impl<P: Pinner> State<P> {
                 other => other,
             };
         }
-        PendingUnmap { unmap, domains: Arc::clone(&self.domains), waits, first, more }
+        let mut reserved = 0;
+        if let (Some(only), 0) = (&first, more) {
+            let wanted = self.domains.spans_at_most(only.bytes_left()).min(batch);
+            reserved = self.quarantine.reserve(wanted);
+        }
+        let domains = Arc::clone(&self.domains);
+        PendingUnmap { unmap, domains, waits, first, more, reserved }
     }
 
     /// The next mapping of a range that the unmap with this number doomed.
@@ -118,15 +146,41 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// waits for hardware that there is no room for more, mappings stay mapped.
     #[track_caller]
     pub fn unmap(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
-        let doomed = self.announcing(range, || self.doom_range(&mut self.state.lock(), range))?;
-        // No closure, which would be the caller.
+        let seen = self.seen();
+        let doomed = match self.doom_now(range) {
+            Ok(doomed) => doomed,
+            Err(error) => self.doom_again(seen, error, range)?,
+        };
         match doomed {
             Some(doomed) => self.unmap_doomed(doomed, range, None),
             None => Ok(0),
         }
     }
 
+    /// [`doom_range`](Self::doom_range) under the lock.
+    #[inline(always)]
+    fn doom_now(&self, range: IovaRange) -> Result<Option<PendingUnmap<P>>, Error<P::Error>> {
+        self.doom_range(&mut self.state.lock(), range)
+    }
+
+    /// [`doom_now`](Self::doom_now) where it failed, which may have been for what others are at.
+    #[cold]
+    #[inline(never)]
+    fn doom_again(
+        &self,
+        seen: u64,
+        error: Error<P::Error>,
+        range: IovaRange,
+    ) -> Result<Option<PendingUnmap<P>>, Error<P::Error>> {
+        let mut again = || self.doom_now(range);
+        match self.or_wait(seen, Err(error), &mut again) {
+            Err(Error::StillPinned { .. }) => self.announce(range, &mut again),
+            doomed => doomed,
+        }
+    }
+
     /// Makes what an unmap of `range` takes down the caller's, or nothing.
+    #[inline(always)]
     pub(super) fn doom_range(
         &self,
         all: &mut State<P>,
@@ -134,29 +188,25 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ) -> Result<Option<PendingUnmap<P>>, Error<P::Error>> {
         let first = all.tree.reaching(range.start());
         let mut unused = Ok(());
-        let scope = self.check_unmap(all, range, first, |mapped, slot| {
-            // Of what is in quarantine nothing is cut.
-            let goes = slot.mapped().is_some() || range.covers(mapped);
-            if let Some(mapping) = slot.left().filter(|_| goes && unused.is_ok()) {
-                unused = all.check_unused(range, mapped, mapping.copies);
-            }
-        })?;
+        let scope = self.check_unmap(all, range, first, Some(&mut unused))?;
         // Last: devices are told only of what will be unmapped.
         unused?;
         Ok(match scope {
             UnmapScope::Nothing => None,
-            UnmapScope::Mappings => Some(all.doom(range, first)),
+            UnmapScope::Mappings => Some(all.doom(range, first, BATCH)),
         })
     }
 
     /// What an unmap of `range` is about. Refuses a range that cuts a mapping where it may not, or
-    /// reaches what others work on. Its first slot is at `first`; `each` sees all of them.
+    /// reaches what others work on. Its first slot is at `first`. Whether emulated devices use what
+    /// there is goes to `unused`.
+    #[inline(always)]
     pub(super) fn check_unmap(
         &self,
         all: &State<P>,
         range: IovaRange,
         first: Place,
-        mut each: impl FnMut(IovaRange, &MappingSlot<P>),
+        mut unused: Option<&mut Result<(), Error<P::Error>>>,
     ) -> Result<UnmapScope, Error<P::Error>> {
         let granule = self.granule(&all.domains);
         let ends = range.start().get() | range.last().get().wrapping_add(1);
@@ -178,7 +228,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                     return Err(Error::Busy { range, busy: mapped });
                 }
             }
-            each(mapped, slot);
+            if let Some(unused) = &mut unused {
+                // Of what is in quarantine nothing is cut.
+                let goes = slot.mapped().is_some() || range.covers(mapped);
+                if let Some(mapping) = slot.left().filter(|_| goes && unused.is_ok()) {
+                    **unused = all.check_unused(range, mapped, mapping.copies);
+                }
+            }
         }
         all.check_open().map(|()| UnmapScope::Mappings)
     }
@@ -195,15 +251,43 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Takes down what was doomed, and marks what was written of it in `marks`.
+    #[inline(always)]
     #[track_caller]
     pub(super) fn unmap_doomed(
+        &self,
+        mut doomed: PendingUnmap<P>,
+        range: IovaRange,
+        marks: Option<&mut DirtyBitmap<'_>>,
+    ) -> Result<u64, Error<P::Error>> {
+        if marks.is_some() {
+            return self.unmap_batches(doomed, range, marks);
+        }
+        let Some(plain) = doomed.take_plain() else {
+            return self.unmap_batches(doomed, range, None);
+        };
+        let PendingUnmap { domains, reserved, .. } = doomed;
+        match self.take_plain_down(plain, &domains, reserved) {
+            Ok(gone) => {
+                drop(domains);
+                self.wake();
+                Ok(gone.len())
+            }
+            Err(outcome) => self.end_unmap(&outcome, domains, range),
+        }
+    }
+
+    /// [`unmap_doomed`](Self::unmap_doomed) by batches.
+    #[inline(never)]
+    #[track_caller]
+    fn unmap_batches(
         &self,
         doomed: PendingUnmap<P>,
         range: IovaRange,
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> Result<u64, Error<P::Error>> {
-        let PendingUnmap { unmap, domains, waits, mut first, mut more } = doomed;
+        let PendingUnmap { unmap, domains, waits, first, mut more, reserved } = doomed;
         let mut unmapped = 0u64;
+        let mut batches = Unmap::of_unmap(self, &domains, (first, more), reserved);
         if waits || domains.oldest().is_some() {
             if let Some(marks) = &mut marks {
                 // It may be gone soon, and was written until then.
@@ -212,26 +296,34 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             unmapped = self.retry(&domains, range);
         }
         let mut rest = Some(range);
-        let outcome = Unmap::new(self, &domains, Then::Go).run(
+        let mut outcome = batches.run(
             &mut |all| {
-                let mapping = match first.take() {
-                    Some(mapping) => mapping,
-                    None => {
-                        more = more.checked_sub(1)?;
-                        all.take_doomed(rest?, unmap)?
-                    }
-                };
+                more = more.checked_sub(1)?;
+                let mapping = all.take_doomed(rest?, unmap)?;
                 let behind = mapping.range.last().checked_add(1);
                 rest = behind.and_then(|at| IovaRange::new(at, range.last()));
                 Some(mapping)
             },
             marks,
         );
-        unmapped = unmapped.wrapping_add(outcome.unmapped);
+        drop(batches);
         if waits {
             // What was in quarantine with a part that was mapped.
             unmapped = unmapped.wrapping_add(self.settle(&domains, range));
         }
+        outcome.unmapped = outcome.unmapped.wrapping_add(unmapped);
+        self.end_unmap(&outcome, domains, range)
+    }
+
+    /// Ends the work of an unmap of `range`, and says what came of it.
+    #[inline(never)]
+    fn end_unmap(
+        &self,
+        outcome: &TakenDown,
+        domains: Arc<Domains>,
+        range: IovaRange,
+    ) -> Result<u64, Error<P::Error>> {
+        let unmapped = outcome.unmapped;
         drop(domains);
         let mut all = self.state.lock();
         all.working -= 1;

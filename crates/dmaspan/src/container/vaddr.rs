@@ -109,7 +109,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.waiting(|| {
             let mut all = self.state.lock();
             let first = all.tree.reaching(range.start());
-            match self.check_unmap(&all, range, first, |_, _| ())? {
+            match self.check_unmap(&all, range, first, None)? {
                 UnmapScope::Nothing => Ok(0),
                 UnmapScope::Mappings => all.invalidate(range),
             }

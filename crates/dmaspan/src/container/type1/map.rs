@@ -12,6 +12,7 @@ use super::uapi::{
 use super::{Client, Type1};
 use crate::addr::{Iova, UserAddr};
 use crate::error::Errno;
+use crate::label::Label;
 use crate::pin::Pinner;
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
@@ -53,9 +54,15 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Type1<'_, P, L, BATCH> {
             return self.update(client, range.start(), user);
         }
         let cancelled = || client.has_exited() || (client.interrupted)();
-        let request = MapRequest::new(client.space, user, range.start(), prot.union(Prot::CACHE))
-            .owner(client.account)
-            .cancelled_by(&cancelled);
+        let request = MapRequest {
+            space: client.space,
+            user,
+            iova: range.start(),
+            prot: prot.union(Prot::CACHE),
+            owner: Some(client.account),
+            label: Label::caller(),
+            cancelled: &cancelled,
+        };
         match self.container.map_request(&request) {
             Ok(_) => Ok(0),
             Err(error) if client.has_exited() && pins(&error) => Err(Errno::ENODEV),
@@ -86,17 +93,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Type1<'_, P, L, BATCH> {
             return Err(Errno::EBUSY);
         }
         native(&[size])?;
-        let granule = self.granule();
-        let aligned = |number: u64| number & granule.wrapping_sub(1) == 0;
-        if !aligned(iova) || (all && (iova | size) != 0) || !(all || aligned(size)) {
-            return Err(Errno::EINVAL);
+        let range = IovaRange::from_len(Iova::new(iova), size);
+        // The container looks itself whether a range that is unmapped is of whole pages.
+        if all || vaddr || wanted.is_some() || range.is_err() {
+            let granule = self.granule();
+            let aligned = |number: u64| number & granule.wrapping_sub(1) == 0;
+            if !aligned(iova) || (all && (iova | size) != 0) || !(all || aligned(size)) {
+                return Err(Errno::EINVAL);
+            }
         }
-        let what = if all {
-            What::All
-        } else {
-            let range = IovaRange::from_len(Iova::new(iova), size);
-            What::Range(range.map_err(|error| error.errno())?)
-        };
+        let what = if all { What::All } else { What::Range(range.map_err(|error| error.errno())?) };
         let unmapped = match (what, wanted) {
             _ if vaddr => self.invalidate(what)?,
             (What::Range(range), Some(bitmap)) => self.unmap_dirty(client, range, bitmap)?,
@@ -123,6 +129,7 @@ fn pins<E: core::error::Error>(error: &Error<E>) -> bool {
 }
 
 /// Whether the machine has numbers as large as these.
+#[inline(always)]
 fn native(numbers: &[u64]) -> Result<(), Errno> {
     let fits = |number: &u64| usize::try_from(*number).is_ok();
     if numbers.iter().all(fits) { Ok(()) } else { Err(Errno::EOVERFLOW) }

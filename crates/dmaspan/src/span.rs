@@ -56,10 +56,11 @@ impl<A: Address> Span<A> {
     /// Wherever memory ends up contiguous the spans join: over folio borders, over kinds of page.
     #[inline(always)]
     pub fn join(self, next: Self) -> Option<Self> {
-        // The sum of the lengths may not be 2^64, and nothing lies behind the top address.
-        let len = self.len().checked_add(next.len())?;
-        let behind = self.start.get().checked_add(self.len())?;
-        (behind == next.start.get()).then_some(Self { start: self.start, above: len - 1 })
+        // Nothing lies behind the top address, and the sum of the lengths may not be 2^64.
+        let above = next.last().get().wrapping_sub(self.start.get());
+        let follows = self.last().get().wrapping_add(1) == next.start.get();
+        let joins = follows && next.start.get() != 0 && above != u64::MAX;
+        joins.then_some(Self { start: self.start, above })
     }
 
     /// The part from byte `offset` on; `None` where the span is not longer than that.

@@ -18,8 +18,8 @@ use super::domain::translation::{Known, Sealed};
 use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::memory::{DmaMemory, FromRegistered, Piece, RawMemory, Registered};
+use super::queued::QueuedMemory;
 use super::reach::Indirect;
-use super::reservation::Link;
 use super::single::Unmapped;
 use crate::addr::{Iova, PhysAddr};
 use crate::iommu::Event;
@@ -327,9 +327,9 @@ impl Sealed for AnyTranslation {
         &self,
         promise: Promise<'_>,
         iovas: Iovas,
-        links: Vec<Link<AnyMemory>>,
+        memory: QueuedMemory<AnyMemory>,
     ) -> Result<(), Error> {
-        self.inner.unmap_linked(promise, iovas, links)
+        self.inner.unmap_linked(promise, iovas, memory)
     }
 
     fn unlink(&self, promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {

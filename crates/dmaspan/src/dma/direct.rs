@@ -1,6 +1,5 @@
 //! [`Direct`] stands in for a domain where nothing translates the addresses of a device.
 
-use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -9,8 +8,8 @@ use super::domain::Flush;
 use super::domain::translation::{Known, Sealed};
 use super::error::Error;
 use super::memory::DmaMemory;
+use super::queued::QueuedMemory;
 use super::reach::Typed;
-use super::reservation::Link;
 use super::single::Unmapped;
 use crate::addr::{Iova, PhysAddr};
 use crate::iommu::iova::{Iovas, Request};
@@ -144,10 +143,10 @@ impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
         &self,
         _promise: Promise<'_>,
         iovas: Iovas,
-        links: Vec<Link<H>>,
+        memory: QueuedMemory<H>,
     ) -> Result<(), Error> {
         // Nobody calls this: there are no reservations. Kept for ever rather than released.
-        core::mem::forget((iovas, links));
+        core::mem::forget((iovas, memory));
         Err(Error::Untranslated)
     }
 

@@ -1,7 +1,6 @@
 //! [`DmaDomain`] is a domain with its own IOVAs and flush queue, into which
 //! [`Device`](super::Device) maps buffers.
 
-use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::{fmt, iter};
 
@@ -9,9 +8,8 @@ use super::any::AnyMemory;
 use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
 use super::memory::DmaMemory;
-use super::queued::{Mapped, QueuedMapping};
+use super::queued::{QueuedMapping, QueuedMemory};
 use super::reach::Typed;
-use super::reservation::Link;
 use super::single::{Refused, Unmapped};
 use crate::addr::{Iova, PhysAddr};
 use crate::io_pgtable::{Arena, Format, TableMemory};
@@ -20,7 +18,6 @@ use crate::iommu::iova::{self, Align, Iovas, Request, Space};
 use crate::iommu::soft::SoftIommu;
 use crate::iommu::{Domain, Event, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::label::Caller;
-use crate::lg2;
 use crate::platform::{OneThread, Platform};
 use crate::promise::Promise;
 use crate::prot::Prot;
@@ -230,15 +227,13 @@ pub trait Translation: translation::Sealed {}
 impl<T: translation::Sealed> Translation for T {}
 
 pub(super) mod translation {
-    use alloc::vec::Vec;
-
     use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
     use crate::addr::{DmaAddr, Iova, PhysAddr};
     use crate::dma::bounce::BouncePool;
     use crate::dma::device::{DeviceConfig, Place};
     use crate::dma::memory::DmaMemory;
+    use crate::dma::queued::QueuedMemory;
     use crate::dma::reach::Reach;
-    use crate::dma::reservation::Link;
     use crate::dma::single::granules;
     use crate::iommu::iova::Align;
     use crate::label::{Caller, Label};
@@ -359,7 +354,7 @@ pub(super) mod translation {
             &self,
             promise: Promise<'_>,
             iovas: Iovas,
-            links: Vec<Link<Self::Memory>>,
+            memory: QueuedMemory<Self::Memory>,
         ) -> Result<(), Error>;
 
         /// Takes away what is mapped in `range`, a part of IOVAs that the caller holds and goes on
@@ -489,7 +484,7 @@ where
 
     #[inline(always)]
     fn last_paddr(&self) -> PhysAddr {
-        PhysAddr::new(lg2::mask(self.domain.geometry().output_bits))
+        self.domain.last_paddr()
     }
 
     fn aperture(&self) -> IovaRange {
@@ -510,6 +505,7 @@ where
         }
     }
 
+    #[inline(always)]
     fn free(&self, _promise: Promise<'_>, iovas: Iovas) {
         let _ = self.iovas.free(iovas);
     }
@@ -542,7 +538,7 @@ where
         flush: Flush,
     ) -> Result<Unmapped<H>, Error> {
         if flush == Flush::Lazy {
-            self.unmap_lazily(iovas, Mapped::Once(memory))?;
+            self.unmap_lazily(iovas, QueuedMemory::Once(memory))?;
             return Ok(Unmapped::Queued);
         }
         let range = iovas.range();
@@ -560,16 +556,18 @@ where
         }
     }
 
+    #[inline(always)]
     #[track_caller]
     fn unmap_linked(
         &self,
         _promise: Promise<'_>,
         iovas: Iovas,
-        links: Vec<Link<H>>,
+        memory: QueuedMemory<H>,
     ) -> Result<(), Error> {
-        self.unmap_lazily(iovas, Mapped::Linked(links))
+        self.unmap_lazily(iovas, memory)
     }
 
+    #[inline(always)]
     #[track_caller]
     fn unlink(&self, _promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {
         let retired = self.domain.take_away(range);
@@ -583,7 +581,7 @@ where
     #[track_caller]
     fn hold(&self, _promise: Promise<'_>, iovas: Iovas, memory: H) {
         let range = iovas.range();
-        let held = QueuedMapping::new(iovas, Mapped::Once(memory));
+        let held = QueuedMapping::new(iovas, QueuedMemory::Once(memory));
         // All of the range is synced before it is released, whoever has what was taken back by now;
         // and other parts of it may still be mapped.
         let mut gather = self.domain.gather();
@@ -621,7 +619,7 @@ where
     #[inline(never)]
     fn quarantine(&self, iovas: Iovas, memory: H, failed: SyncFailed<M::List>) -> Error {
         let range = iovas.range();
-        let held = QueuedMapping::new(iovas, Mapped::Once(memory));
+        let held = QueuedMapping::new(iovas, QueuedMemory::Once(memory));
         self.queue.keep(failed.gather, iter::once(held), self);
         Error::Quarantined { range, source: failed.error }
     }
@@ -629,7 +627,7 @@ where
     /// Takes away what is mapped in the IOVAs; the queue holds them and the memory until the sync.
     #[inline(always)]
     #[track_caller]
-    fn unmap_lazily(&self, iovas: Iovas, memory: Mapped<H>) -> Result<(), Error> {
+    fn unmap_lazily(&self, iovas: Iovas, memory: QueuedMemory<H>) -> Result<(), Error> {
         let range = iovas.range();
         let held = QueuedMapping::new(iovas, memory);
         let retired = self.domain.take_away(range);

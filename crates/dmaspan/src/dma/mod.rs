@@ -137,6 +137,7 @@ mod device;
 mod direct;
 mod domain;
 mod error;
+mod links;
 mod list;
 mod memory;
 mod queued;

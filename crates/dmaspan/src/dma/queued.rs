@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
 use super::domain::DmaDomain;
+use super::links::Link;
 use super::memory::{DmaMemory, Piece};
-use super::reservation::Link;
 use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::Flusher;
 use crate::iommu::iova::Iovas;
@@ -20,12 +20,12 @@ use crate::range::IovaRange;
 #[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
 pub struct QueuedMapping<H> {
     pub(super) iovas: Iovas,
-    memory: ManuallyDrop<Mapped<H>>,
+    memory: ManuallyDrop<QueuedMemory<H>>,
 }
 
 /// Memory that was mapped in one range of IOVAs.
 #[derive(Debug)]
-pub(super) enum Mapped<H> {
+pub enum QueuedMemory<H> {
     /// By one mapping.
     Once(H),
     /// Piece by piece, in a reservation.
@@ -34,13 +34,13 @@ pub(super) enum Mapped<H> {
 
 impl<H> QueuedMapping<H> {
     #[inline(always)]
-    pub(super) fn new(iovas: Iovas, memory: Mapped<H>) -> Self {
+    pub(super) fn new(iovas: Iovas, memory: QueuedMemory<H>) -> Self {
         Self { iovas, memory: ManuallyDrop::new(memory) }
     }
 
     /// The memory, which no device uses any more.
     #[inline(always)]
-    pub(super) fn into_parts(self) -> (Iovas, Mapped<H>) {
+    pub(super) fn into_parts(self) -> (Iovas, QueuedMemory<H>) {
         (self.iovas, ManuallyDrop::into_inner(self.memory))
     }
 }
@@ -48,10 +48,12 @@ impl<H> QueuedMapping<H> {
 impl<H: DmaMemory> QueuedMapping<H> {
     /// How much memory it is.
     pub(super) fn bytes(&self) -> u64 {
-        let bytes = |bytes: u64, piece: &Piece| bytes.saturating_add(piece.span.len());
+        let len = |piece: &Piece| piece.span.len();
         match &*self.memory {
-            Mapped::Once(memory) => memory.pieces().iter().fold(0, bytes),
-            Mapped::Linked(links) => links.iter().map(|link| &link.piece).fold(0, bytes),
+            QueuedMemory::Once(memory) => {
+                memory.pieces().iter().map(len).fold(0, u64::saturating_add)
+            }
+            QueuedMemory::Linked(links) => links.iter().map(Link::len).fold(0, u64::saturating_add),
         }
     }
 }

@@ -4,21 +4,24 @@
 //! and once for telling hardware (Linux: `dma_iova_try_alloc`, `dma_iova_link`, `dma_iova_sync`,
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
+mod announce;
+
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::{fmt, mem};
 
 use super::any::AnyTranslation;
-use super::attrs::{CpuSync, Privilege};
+use super::attrs::CpuSync;
 use super::bounce::BouncePool;
 use super::device::Device;
 use super::domain::translation::Sealed;
 use super::domain::{Flush, Translation};
 use super::error::Error;
+use super::links::{Link, Links, whole};
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Refused;
-use super::slots::{STRETCHES, Slots};
-use super::stage::{FEW, STAGE, Stage};
+use super::slots::Slots;
 use super::way::Way;
 use crate::addr::{DmaAddr, Iova};
 use crate::io_pgtable;
@@ -31,7 +34,6 @@ use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
-use crate::span::{Span, SpanBuf};
 use crate::swiotlb::Fill;
 
 /// A range of addresses for a device, into which memory is linked. It owns that memory.
@@ -83,12 +85,12 @@ pub struct Reservation<T: Translation = AnyTranslation, B: BouncePool = <T as Se
     direction: Direction,
     device: Id,
     iovas: Option<Iovas>,
-    /// By offset.
-    links: Vec<Link<T::Memory>>,
+    links: Links<T::Memory>,
     /// The slots of those that are bounced, by offset.
     bounced: Vec<BouncedLink<B>>,
-    /// How many of them, from the first one on, are known to be mapped.
-    mapped: usize,
+    /// How many of the links, from the first one on, are known to be mapped; those of a longer
+    /// list that are beyond it may be, too.
+    mapped: u32,
     settled: Settled,
     state: State,
 }
@@ -106,32 +108,6 @@ enum State {
 enum Settled {
     Yes,
     No,
-}
-
-/// A piece of memory in a reservation.
-#[derive(Debug)]
-pub struct Link<H> {
-    /// The first IOVA of its granules.
-    start: Iova,
-    /// The granules of the piece.
-    whole: Span,
-    offset: u64,
-    pub(super) piece: Piece,
-    memory: H,
-    /// Whether an announcement has mapped it.
-    is_mapped: bool,
-}
-
-impl<H> Link<H> {
-    fn len(&self) -> u64 {
-        self.piece.span.len()
-    }
-
-    /// The last IOVA of its granules.
-    #[inline(always)]
-    fn last(&self) -> Iova {
-        self.start.wrapping_add(self.whole.len() - 1)
-    }
 }
 
 /// The slots that stand in for the piece at an offset.
@@ -163,17 +139,27 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
 
     /// Returns whether nothing is linked.
     pub fn is_empty(&self) -> bool {
-        self.links.is_empty()
+        self.links.all().is_empty()
     }
 
     /// Returns how many pieces it has, announced or not.
     pub fn linked(&self) -> usize {
-        self.links.len()
+        self.links.all().len()
     }
 
     /// Returns which way the data goes.
     pub fn direction(&self) -> Direction {
         self.direction
+    }
+
+    #[inline(always)]
+    fn mapped(&self) -> usize {
+        usize::try_from(self.mapped).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn set_mapped(&mut self, mapped: usize) {
+        self.mapped = u32::try_from(mapped).unwrap_or(u32::MAX);
     }
 
     /// Remembers what an error leaves for hardware to forget.
@@ -189,9 +175,10 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
     fn links_in(&self, offset: u64, len: u64) -> Result<Range<usize>, Error> {
         let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len);
         let end = end.ok_or(Error::OutsideMapping { offset, len, mapped: self.len })?;
-        let first = self.links.partition_point(|link| link.offset + link.len() <= offset);
-        let behind = self.links.partition_point(|link| link.offset < end);
-        for link in &self.links[first..behind] {
+        let links = self.links.all();
+        let first = links.partition_point(|link| link.offset + link.len() <= offset);
+        let behind = links.partition_point(|link| link.offset < end);
+        for link in &links[first..behind] {
             if link.offset < offset || link.offset + link.len() > end {
                 return Err(Error::CutsLink { offset: link.offset, len: link.len() });
             }
@@ -201,22 +188,29 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
 }
 
 impl<T: Translation, B: BouncePool> Reservation<T, B> {
+    /// Ends one that has no IOVAs and no memory any more: it needs not look for any.
+    #[inline(always)]
+    fn ended(mut self) {
+        drop(mem::take(&mut self.bounced));
+        mem::forget(self);
+    }
+
     /// Leaks what it holds: a device may still use it.
     #[cold]
     fn leak(&mut self) {
         let bounced = mem::take(&mut self.bounced);
-        let held = (mem::take(&mut self.links), self.iovas.take(), bounced);
-        let lens = held.0.iter().map(Link::len);
+        // Never dropped: where memory panics that is asked for its pieces, too.
+        let held = ManuallyDrop::new((self.links.take(), self.iovas.take(), bounced));
+        let links = held.0.all();
+        let lens = links.iter().map(Link::len);
         let is_bounced = |link: &&Link<T::Memory>| slots_at(&held.2, link.offset).is_some();
-        let bounced = held.0.iter().filter(is_bounced).map(Link::len);
-        let (addr, len, links) = (self.addr, self.len, held.0.len());
+        let bounced = links.iter().filter(is_bounced).map(Link::len);
+        let (addr, len, links) = (self.addr, self.len, links.len());
         leak::count(Held {
             iovas: held.1.as_ref().map(Iovas::range),
             memory: lens.fold(0, u64::saturating_add),
             slots: bounced.fold(0, u64::saturating_add),
         });
-        // First, since a logger may panic.
-        mem::forget(held);
         log::warn!(
             "a reservation of {len:#x} bytes at {addr} with {links} pieces was dropped, so that \
              its IOVAs and memory leak and the device goes on using them: end it by Device::destroy"
@@ -226,7 +220,7 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
 
 impl<T: Translation, B: BouncePool> Drop for Reservation<T, B> {
     fn drop(&mut self) {
-        if !self.links.is_empty() || self.iovas.is_some() {
+        if !self.links.all().is_empty() || self.iovas.is_some() {
             self.leak();
         }
     }
@@ -237,7 +231,7 @@ impl<T: Translation, B: BouncePool> fmt::Debug for Reservation<T, B> {
         f.debug_struct("Reservation")
             .field("addr", &self.addr)
             .field("len", &self.len)
-            .field("linked", &self.links.len())
+            .field("linked", &self.linked())
             .finish_non_exhaustive()
     }
 }
@@ -298,6 +292,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// Allocates room for the records; what follows, up to [`destroy`](Self::destroy), needs none
     /// but for page tables.
+    #[inline(always)]
     #[track_caller]
     pub fn reserve(&self, request: ReserveRequest) -> Result<Reservation<T, B>, Error> {
         let ReserveRequest { len, offset, pieces, direction } = request;
@@ -308,8 +303,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if offset > lg2::mask(granule_lg2) {
             return Err(Error::Misplaced { offset, granule: lg2::size(granule_lg2) });
         }
-        let mut links = Vec::new();
-        links.try_reserve_exact(pieces).map_err(|_| Error::NoRoom { pieces })?;
+        let links = Links::with_room(pieces).map_err(|_| Error::NoRoom { pieces })?;
         let mut bounced = Vec::new();
         if self.may_bounce() {
             bounced.try_reserve_exact(pieces).map_err(|_| Error::NoRoom { pieces })?;
@@ -353,115 +347,61 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Takes no lock but a pool's, where the piece is bounced, and allocates nothing.
+    #[inline(always)]
     pub fn link(
         &self,
         reservation: &mut Reservation<T, B>,
         offset: u64,
         memory: T::Memory,
     ) -> Result<(), Refused<T::Memory>> {
+        if !self.is_plain(reservation, offset, &memory) {
+            return self.link_anywhere(reservation, offset, memory);
+        }
+        let (addr, granule) = (reservation.addr, lg2::mask(self.translation.granule_lg2()));
+        let is_behind =
+            |link: &Link<_>| link.last(addr, granule).get() < addr.get().wrapping_add(offset);
+        match reservation.links.push(Link::new(offset, memory), is_behind) {
+            Ok(()) => Ok(()),
+            Err(link) => self.link_anywhere(reservation, offset, link.memory),
+        }
+    }
+
+    /// Whether memory can be linked at an offset where others permit it, and as it is: nothing is
+    /// bounced or written back.
+    #[inline(always)]
+    fn is_plain(&self, reservation: &Reservation<T, B>, offset: u64, memory: &T::Memory) -> bool {
+        let &[piece] = memory.pieces() else { return false };
+        let (span, granule) = (piece.span, lg2::mask(self.translation.granule_lg2()));
+        let iova = reservation.addr.get().wrapping_add(offset);
+        self.own_mapped(reservation).is_ok()
+            && offset.checked_add(span.len()).is_some_and(|end| end <= reservation.len)
+            && (span.paddr().get() ^ iova) & granule == 0
+            && span.last().get() | granule <= self.translation.last_paddr().get()
+            && self.config.coherency == Coherency::Coherent
+            && matches!(self.way(piece), Ok(Way::Translated))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn link_anywhere(
+        &self,
+        reservation: &mut Reservation<T, B>,
+        offset: u64,
+        memory: T::Memory,
+    ) -> Result<(), Refused<T::Memory>> {
         match self.find_place(reservation, offset, &memory) {
-            Ok(Placed { at, start, whole, piece, slots }) => {
-                reservation.mapped = reservation.mapped.min(at);
-                let link = Link { start, whole, offset, piece, memory, is_mapped: false };
+            Ok(Placed { at, slots }) => {
+                reservation.set_mapped(reservation.mapped().min(at));
                 if let Some(slots) = slots {
                     let bounced = &mut reservation.bounced;
                     let at = bounced.partition_point(|link| link.offset < offset);
                     bounced.insert(at, BouncedLink { offset, slots });
                 }
-                // There is room: it was checked, and an insertion would not need it to be.
-                if at == reservation.links.len() {
-                    reservation.links.push(link);
-                } else {
-                    reservation.links.insert(at, link);
-                }
+                reservation.links.insert(at, Link::new(offset, memory));
                 Ok(())
             }
             Err(error) => Err(Refused { error, memory: Some(memory) }),
         }
-    }
-
-    /// Maps everything that was linked, and tells hardware. Before this returns, the device must
-    /// not use it.
-    ///
-    /// Pieces whose granules follow each other are mapped by one call of the page table, which is
-    /// why they wait for this. Linux's `dma_iova_link` (drivers/iommu/dma-iommu.c) maps each at
-    /// once.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`], and [`Error::Withdrawn`] after an announcement that took everything
-    /// away. [`Error::Domain`] where there is no memory for page tables: all pieces stay linked,
-    /// those that were announced before stay the device's, and a later call maps the others.
-    /// [`Error::Domain`] or [`Error::Quarantined`] where hardware does not answer: nothing of the
-    /// reservation is mapped any more. It can be unlinked and destroyed, for the memory's sake; to
-    /// link and to announce is [`Error::Withdrawn`] from then on.
-    ///
-    /// # Context
-    ///
-    /// As [`map_single_with`](Self::map_single_with): page tables may be allocated, and it waits
-    /// for hardware where that caches absent entries.
-    #[track_caller]
-    pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
-        let range = self.own_mapped(reservation)?;
-        self.translation.observe(&Event::Mapping { range, by: self.caller() });
-        let (torn, settled) = (self.may_be_torn(), reservation.settled);
-        reservation.settled = Settled::No;
-        let mapped = match reservation.links.len() - reservation.mapped {
-            0 => Ok(()),
-            // Of one piece are slots for its two ends, and what lies between.
-            1 => self.map_links::<STRETCHES>(reservation),
-            2..=FEW => self.map_links::<FEW>(reservation),
-            _ => self.map_links::<STAGE>(reservation),
-        };
-        let told = match mapped {
-            Ok(()) => self.translation.announce(Promise::kept(), range).inspect_err(|_| {
-                reservation.state = State::Withdrawn;
-            }),
-            // What is mapped of them stays so for the next call.
-            Err(error) => Err(error),
-        };
-        torn.ended();
-        reservation.settled = settled;
-        told.map_err(|error| reservation.unsettled_by(error))
-    }
-
-    /// Maps the links that are not mapped yet, by as few calls of the table as there are gaps,
-    /// changes of permissions and full stages.
-    #[inline(always)]
-    #[track_caller]
-    fn map_links<const N: usize>(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
-        let Reservation { addr, links, bounced, mapped, direction, .. } = reservation;
-        let prot = |via| self.prot(via, *direction, Privilege::Any);
-        let (of_memory, of_others) = (prot(Via::Memory), prot(Via::HostBridge));
-        let mut room = SpanBuf::room::<N>();
-        let mut stage = Stage::new(&*self.translation, &mut room);
-        let mut ends = SpanBuf::room::<STRETCHES>();
-        while *mapped < links.len() {
-            let mut at = *mapped;
-            for link in &links[at..] {
-                let piece = link.piece;
-                let prot = if piece.via == Via::Memory { of_memory } else { of_others };
-                let is_staged = link.is_mapped
-                    || match slots_at(bounced, link.offset) {
-                        None => stage.put(link.start, &[link.whole], prot),
-                        slots => {
-                            let wholes = self.wholes(piece.span, slots, &mut ends)?;
-                            stage.put(link.start, wholes, prot)
-                        }
-                    };
-                if !is_staged {
-                    break;
-                }
-                if !link.is_mapped {
-                    self.observe_bytes(Iova::new(addr.get() + link.offset), piece.span.len());
-                }
-                at += 1;
-            }
-            stage.map()?;
-            links[*mapped..at].iter_mut().for_each(|link| link.is_mapped = true);
-            *mapped = at;
-        }
-        Ok(())
     }
 
     /// Unmaps the pieces in `len` bytes from `offset` on, with one sync, and gives their memory to
@@ -487,13 +427,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ) -> Result<(), Error> {
         self.own(reservation)?;
         let places = reservation.links_in(offset, len)?;
-        let links = &reservation.links[places.clone()];
+        let (addr, granule) = (reservation.addr, lg2::mask(self.translation.granule_lg2()));
+        let links = &reservation.links.all()[places.clone()];
         let (Some(first), Some(last)) = (links.first(), links.last()) else { return Ok(()) };
-        let range = IovaRange::new(first.start, last.last());
+        let range = IovaRange::new(first.start(addr, granule), last.last(addr, granule));
         let (first, end) = (first.offset, last.offset + last.len());
-        let mapped = reservation.mapped;
-        reservation.mapped = mapped.min(places.start);
-        reservation.links[places.clone()].iter_mut().for_each(|link| link.is_mapped = false);
+        let mapped = reservation.mapped();
+        reservation.set_mapped(mapped.min(places.start));
+        let links = &mut reservation.links.all_mut()[places.clone()];
+        links.iter_mut().for_each(|link| link.is_mapped = false);
         if let Some(range) = range {
             self.settle(reservation, range)?;
         }
@@ -507,8 +449,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.release(reservation.bounced.remove(at).slots);
         }
         reservation.state = state;
-        reservation.mapped = mapped.saturating_sub(places.len()).max(reservation.mapped);
-        reservation.links.drain(places).for_each(|link| release(link.memory));
+        let left = mapped.saturating_sub(places.len()).max(reservation.mapped());
+        reservation.set_mapped(left);
+        reservation.links.remove(places, |link| release(link.memory));
         Ok(())
     }
 
@@ -529,50 +472,53 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// As [`unmap`](Self::unmap). Allocates nothing. In lazy mode the records of its pieces go back
     /// to the global allocator where the queue is flushed.
+    #[inline(always)]
     #[track_caller]
     pub fn destroy(
         &self,
         mut reservation: Reservation<T, B>,
-        mut release: impl FnMut(T::Memory),
+        release: impl FnMut(T::Memory),
     ) -> Result<(), DestroyFailed<T, B>> {
-        let range = match self.own(&reservation) {
-            Ok(range) => range,
-            Err(error) => return Err(DestroyFailed { error, reservation: Some(reservation) }),
-        };
+        // By reference: what is moved into a function is copied.
+        match self.unmap_all(&mut reservation) {
+            Ok(links) => {
+                reservation.ended();
+                links.release(release);
+                Ok(())
+            }
+            Err(error) => {
+                let is_quarantined = reservation.iovas.is_none();
+                let reservation = Some(reservation).filter(|_| !is_quarantined);
+                Err(DestroyFailed { error, reservation })
+            }
+        }
+    }
+
+    /// Unmaps all of a reservation and takes all out of it, and returns what is to be released.
+    #[track_caller]
+    fn unmap_all(&self, reservation: &mut Reservation<T, B>) -> Result<Links<T::Memory>, Error> {
+        let range = self.own(reservation)?;
         let is_settled = reservation.settled == Settled::Yes && reservation.bounced.is_empty();
         if is_settled && self.flush_as(None) == Flush::Lazy {
-            return self.destroy_lazily(reservation, range);
+            self.translation.observe(&Event::Unmapping { range, by: self.caller() });
+            // The memory is the queue's after the unmap.
+            self.give_back(reservation, 0..reservation.linked());
+            let links = reservation.links.take();
+            if let Some(iovas) = reservation.iovas.take() {
+                self.translation.unmap_linked(Promise::kept(), iovas, links.into_queued())?;
+            }
+            return Ok(Links::One(None));
         }
         // All of the range, for the tables in it: unlinked pieces left them empty.
-        if let Err(error) = self.settle(&mut reservation, range) {
-            return Err(DestroyFailed { error, reservation: Some(reservation) });
-        }
+        self.settle(reservation, range)?;
         if let Some(iovas) = reservation.iovas.take() {
             self.translation.free(Promise::kept(), iovas);
         }
-        let all = 0..reservation.links.len();
-        self.give_back(&reservation, all);
+        self.give_back(reservation, 0..reservation.linked());
         while let Some(link) = reservation.bounced.pop() {
             self.release(link.slots);
         }
-        mem::take(&mut reservation.links).into_iter().for_each(|link| release(link.memory));
-        Ok(())
-    }
-
-    /// The same by the flush queue.
-    #[track_caller]
-    fn destroy_lazily(
-        &self,
-        mut reservation: Reservation<T, B>,
-        range: IovaRange,
-    ) -> Result<(), DestroyFailed<T, B>> {
-        self.translation.observe(&Event::Unmapping { range, by: self.caller() });
-        // The memory is the queue's after the unmap.
-        self.give_back(&reservation, 0..reservation.links.len());
-        let Some(iovas) = reservation.iovas.take() else { return Ok(()) };
-        let links = mem::take(&mut reservation.links);
-        let unmapped = self.translation.unmap_linked(Promise::kept(), iovas, links);
-        unmapped.map_err(|error| DestroyFailed { error, reservation: None })
+        Ok(reservation.links.take())
     }
 
     /// Makes hardware forget `range`, and what an earlier failure left.
@@ -598,12 +544,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// The IOVAs of a reservation of this device.
+    #[inline(always)]
     fn own(&self, reservation: &Reservation<T, B>) -> Result<IovaRange, Error> {
         let own = reservation.iovas.as_ref().filter(|_| reservation.device == self.id());
         own.map(Iovas::range).ok_or(Error::Foreign { addr: reservation.addr })
     }
 
     /// The same, unless an announcement took what is mapped away.
+    #[inline(always)]
     fn own_mapped(&self, reservation: &Reservation<T, B>) -> Result<IovaRange, Error> {
         let range = self.own(reservation)?;
         match reservation.state {
@@ -614,21 +562,25 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Lets the CPU see what a device wrote to the links at these places. This is done for all of
     /// them before the memory of the first one goes to its owner, whose code may panic.
+    #[inline(always)]
     fn give_back(&self, reservation: &Reservation<T, B>, places: Range<usize>) {
-        let Reservation { links, bounced, direction, .. } = reservation;
-        if self.config.coherency == Coherency::Coherent && bounced.is_empty() {
-            return;
+        if self.config.coherency == Coherency::NonCoherent || !reservation.bounced.is_empty() {
+            self.give_back_slowly(reservation, places);
         }
-        for link in &links[places] {
+    }
+
+    #[cold]
+    fn give_back_slowly(&self, reservation: &Reservation<T, B>, places: Range<usize>) {
+        let Reservation { links, bounced, direction, .. } = reservation;
+        for link in &links.all()[places] {
             let slots = slots_at(bounced, link.offset);
             if self.config.coherency == Coherency::NonCoherent || slots.is_some() {
-                self.part_for_cpu(link.piece, slots, *direction, 0, link.len());
+                self.part_for_cpu(link.piece(), slots, *direction, 0, link.len());
             }
         }
     }
 
     /// Where memory goes in a reservation.
-    #[inline(always)]
     fn find_place(
         &self,
         reservation: &Reservation<T, B>,
@@ -646,29 +598,28 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if offset.checked_add(len).is_none_or(|end| end > mapped) {
             return Err(Error::OutsideMapping { offset, len, mapped });
         }
-        let iova = reservation.addr.get() + offset;
+        let (addr, iova) = (reservation.addr, reservation.addr.get() + offset);
         let granule = lg2::mask(self.translation.granule_lg2());
-        let start = Iova::new(iova & !granule);
-        let last = Iova::new((iova + (len - 1)) | granule);
         // Most pieces come in their order.
-        let is_behind = |link: &Link<T::Memory>| link.last() < start;
-        let at = match reservation.links.last() {
-            Some(last) if !is_behind(last) => reservation.links.partition_point(is_behind),
-            _ => reservation.links.len(),
+        let links = reservation.links.all();
+        let is_behind = |link: &Link<T::Memory>| link.last(addr, granule).get() < iova;
+        let at = match links.last() {
+            Some(last) if !is_behind(last) => links.partition_point(is_behind),
+            _ => links.len(),
         };
-        if let Some(link) = reservation.links.get(at)
-            && link.start <= last
+        if let Some(link) = links.get(at)
+            && link.start(addr, granule).get() <= iova + (len - 1)
         {
             return Err(Error::CutsLink { offset: link.offset, len: link.len() });
         }
-        if reservation.links.len() == reservation.links.capacity() {
-            return Err(Error::NoRoom { pieces: reservation.links.len() + 1 });
+        if links.len() == reservation.links.room() {
+            return Err(Error::NoRoom { pieces: links.len() + 1 });
         }
         if (span.paddr().get() ^ iova) & granule != 0 {
             let (offset, granule) = (span.paddr().get(), granule + 1);
             return Err(Error::Misplaced { offset, granule });
         }
-        let (whole, last) = (self.shape().whole(span), self.translation.last_paddr());
+        let (whole, last) = (whole(span, granule), self.translation.last_paddr());
         // So that no announcement fails for it.
         if whole.last() > last {
             let beyond = io_pgtable::Error::OutsideOutput { span: whole, last };
@@ -682,7 +633,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if self.config.coherency == Coherency::NonCoherent {
             self.give_piece(piece, slots.as_ref(), CpuSync::Sync);
         }
-        Ok(Placed { at, start, whole, piece, slots })
+        Ok(Placed { at, slots })
     }
 }
 
@@ -707,8 +658,5 @@ impl<T: Sealed> Drop for Torn<'_, T> {
 struct Placed<B: BouncePool> {
     /// Its place among the links.
     at: usize,
-    start: Iova,
-    whole: Span,
-    piece: Piece,
     slots: Option<Slots<B::Slot>>,
 }

@@ -263,6 +263,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         &self.geometry
     }
 
+    /// The last byte of memory that entries can lead to.
+    #[inline(always)]
+    pub(crate) fn last_paddr(&self) -> PhysAddr {
+        self.last_paddr
+    }
+
     /// All of the table, whose exclusive reference proves that nobody else works on it.
     pub fn whole(&mut self) -> Owned<'_, F, M> {
         self.owned(self.geometry.aperture)

@@ -161,6 +161,12 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.table.geometry()
     }
 
+    /// The last byte of memory that the tables can lead to.
+    #[inline(always)]
+    pub(crate) fn last_paddr(&self) -> PhysAddr {
+        self.table.last_paddr()
+    }
+
     /// Returns where the tables live.
     pub fn memory(&self) -> &M {
         self.table.memory()
@@ -420,6 +426,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// [`map_spans`](Self::map_spans) up to the sync, for callers that keep its contract.
+    #[inline(always)]
     #[track_caller]
     pub(crate) fn map_pinned(
         &self,

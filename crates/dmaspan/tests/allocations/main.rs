@@ -16,6 +16,7 @@ mod pin_memory;
 mod pool_nomem;
 mod regbuf_bytes;
 mod regbuf_nomem;
+mod reservation;
 
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};

@@ -1,5 +1,6 @@
 //! Mapping in two steps, with a device that looks on.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,7 +25,11 @@ const PAGE: u64 = 4096;
 struct Counted {
     pieces: Vec<Piece>,
     alive: Arc<AtomicUsize>,
+    mood: Arc<AtomicUsize>,
 }
+
+/// What [`Counted::mood`] is of memory that panics when it is asked for its pieces.
+const PANICS: usize = 1;
 
 impl Drop for Counted {
     fn drop(&mut self) {
@@ -35,6 +40,7 @@ impl Drop for Counted {
 // SAFETY: nobody touches the memory but devices that only look where it is.
 unsafe impl DmaMemory for Counted {
     fn pieces(&self) -> &[Piece] {
+        assert_ne!(self.mood.load(Ordering::Relaxed), PANICS, "planted");
         &self.pieces
     }
 }
@@ -47,6 +53,7 @@ struct Rig {
     translation: Arc<Translation>,
     iotlb: Tlb,
     alive: Arc<AtomicUsize>,
+    mood: Arc<AtomicUsize>,
 }
 
 impl Rig {
@@ -80,13 +87,14 @@ impl Rig {
         let translation = DmaDomain::new(domain, domain_config, OneThread).unwrap();
         let translation = Arc::new(translation);
         let device = Device::new(Arc::clone(&translation), NoPool, device_config).unwrap();
-        Self { device, translation, iotlb, alive: Arc::default() }
+        Self { device, translation, iotlb, alive: Arc::default(), mood: Arc::default() }
     }
 
     fn memory(&self, paddr: u64, len: u64) -> Counted {
         self.alive.fetch_add(1, Ordering::Relaxed);
         let pieces = vec![Piece::memory(span(paddr, len))];
-        Counted { pieces, alive: Arc::clone(&self.alive) }
+        let mood = Arc::clone(&self.mood);
+        Counted { pieces, alive: Arc::clone(&self.alive), mood }
     }
 
     fn alive(&self) -> usize {
@@ -372,6 +380,20 @@ fn a_dropped_reservation_leaks_its_memory() {
     let hit = rig.iotlb.translate(Iova::new(addr.get()), Access::Read).unwrap();
     assert_eq!(hit.paddr.get(), 0x8000_0000);
     assert_ne!(rig.reserve(PAGE, 0, 1).addr(), addr, "nobody else gets its addresses");
+}
+
+#[test]
+fn memory_that_panics_when_a_reservation_of_it_is_dropped_leaks() {
+    for pieces in [1, 2] {
+        let rig = Rig::new(AbsentEntries::NotCached);
+        let mut reservation = rig.reserve(PAGE, 0, pieces);
+        rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+        rig.device.announce(&mut reservation).unwrap();
+        rig.mood.store(PANICS, Ordering::Relaxed);
+        let dropped = panic::catch_unwind(AssertUnwindSafe(|| drop(reservation)));
+        assert!(dropped.is_err(), "it was asked for its pieces");
+        assert_eq!(rig.alive(), 1, "a device reaches it");
+    }
 }
 
 const LARGE: u64 = 2 << 20;

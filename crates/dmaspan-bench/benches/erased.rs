@@ -287,11 +287,11 @@ const COUNT: u64 = 4096;
 /// have to be leaked, and looks again when it is dropped. Its mappings are 24 bytes longer, for the
 /// slots of any pool.
 const LIMITS: [(&str, &str, [f64; 4]); 6] = [
-    ("ring", "strict", [63.0, 41.0, 52.0, 39.0]),
-    ("ring", "lazy", [64.0, 42.0, 48.0, 35.0]),
+    ("ring", "strict", [57.0, 38.0, 45.0, 34.0]),
+    ("ring", "lazy", [58.0, 39.0, 41.0, 29.0]),
     ("ring", "direct", [141.0, 46.0, 100.0, 25.0]),
-    ("loop", "strict", [98.0, 30.0, 104.0, 87.0]),
-    ("loop", "lazy", [99.0, 31.0, 100.0, 83.0]),
+    ("loop", "strict", [92.0, 27.0, 94.0, 80.0]),
+    ("loop", "lazy", [93.0, 28.0, 94.0, 74.0]),
     ("loop", "direct", [133.0, 54.0, 118.0, 59.0]),
 ];
 

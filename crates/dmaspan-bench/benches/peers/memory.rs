@@ -117,8 +117,10 @@ fn pointer(paddr: PhysAddr) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Tables in no tree.
+/// Tables in no tree. Aligned as lists of dmaspan's own table memories are: what is not is moved in
+/// pieces, and one that was just written is then waited for.
 #[derive(Debug)]
+#[repr(align(8))]
 pub(crate) struct List {
     first: u32,
     last: u32,

@@ -629,8 +629,11 @@ where
     #[track_caller]
     fn unmap_lazily(&self, iovas: Iovas, memory: QueuedMemory<H>) -> Result<(), Error> {
         let range = iovas.range();
-        let held = QueuedMapping::new(iovas, memory);
+        // Where a hook panics, a device may still use it.
+        let memory = ManuallyDrop::new(memory);
         let retired = self.domain.take_away(range);
+        // Not before: what is moved through a call is copied.
+        let held = QueuedMapping::new(iovas, ManuallyDrop::into_inner(memory));
         let pushed = self.queue.push(retired, held, self.iovas.platform(), self);
         pushed.map_err(|source| Error::Quarantined { range, source })
     }

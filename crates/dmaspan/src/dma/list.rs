@@ -47,19 +47,22 @@ pub struct Segment {
 ///
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them.
 #[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
+// IOVAs and memory come first, so that an unmap reads them in the pieces of 16 bytes in which they
+// were moved: a CPU waits for what was stored in other pieces a moment ago.
+#[repr(C)]
 pub struct ListMapping<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
+    iovas: Option<Iovas>,
+    /// Taken by the unmap; leaked where there was none.
+    memory: Option<T::Memory>,
     len: u64,
     segments: usize,
+    device: Id,
+    /// Those of each bounced piece, in their order.
+    slots: Vec<Slots<B::Slot>>,
     direction: Direction,
     flush: Flush,
     sync: CpuSync,
     fill: Fill,
-    device: Id,
-    /// Those of each bounced piece, in their order.
-    slots: Vec<Slots<B::Slot>>,
-    iovas: Option<Iovas>,
-    /// Taken by the unmap; leaked where there was none.
-    memory: Option<T::Memory>,
 }
 
 impl<T: Translation, B: BouncePool> ListMapping<T, B> {

@@ -12,6 +12,8 @@ use crate::swiotlb::{Lease, PoolMemory};
 
 /// Says how a device comes to a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+// A word, so that a piece has no padding, whose bytes would be moved one by one.
+#[repr(usize)]
 pub enum Via {
     /// It is memory.
     Memory,

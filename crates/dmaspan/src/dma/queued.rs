@@ -8,7 +8,7 @@ use super::links::Link;
 use super::memory::{DmaMemory, Piece};
 use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::Flusher;
-use crate::iommu::iova::Iovas;
+use crate::iommu::iova::{self, Iovas};
 use crate::iommu::{Gather, IommuOps, SyncFailed};
 use crate::leak::{self, Held};
 use crate::log;
@@ -19,7 +19,7 @@ use crate::range::IovaRange;
 #[derive(Debug)]
 #[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
 pub struct QueuedMapping<H> {
-    pub(super) iovas: Iovas,
+    pub(super) iovas: iova::Raw,
     memory: ManuallyDrop<QueuedMemory<H>>,
 }
 
@@ -35,12 +35,12 @@ pub enum QueuedMemory<H> {
 impl<H> QueuedMapping<H> {
     #[inline(always)]
     pub(super) fn new(iovas: Iovas, memory: QueuedMemory<H>) -> Self {
-        Self { iovas, memory: ManuallyDrop::new(memory) }
+        Self { iovas: iovas.into_raw(), memory: ManuallyDrop::new(memory) }
     }
 
     /// The memory, which no device uses any more.
     #[inline(always)]
-    pub(super) fn into_parts(self) -> (Iovas, QueuedMemory<H>) {
+    pub(super) fn into_parts(self) -> (iova::Raw, QueuedMemory<H>) {
         (self.iovas, ManuallyDrop::into_inner(self.memory))
     }
 }
@@ -93,22 +93,25 @@ where
     }
 
     #[inline(always)]
-    fn release(&self, held: QueuedMapping<H>) {
-        let (iovas, memory) = held.into_parts();
-        // Of this space: nobody else makes what is held.
-        let _ = self.iovas().free(iovas);
-        drop(memory);
+    fn release(&self, held: impl Iterator<Item = QueuedMapping<H>>) {
+        let mut freed = self.iovas().free_many();
+        for held in held {
+            let (iovas, memory) = held.into_parts();
+            // Of this space: nobody else makes what is held.
+            freed.push(iovas);
+            drop(memory);
+        }
     }
 
     fn range(&self, held: &QueuedMapping<H>) -> IovaRange {
-        held.iovas.range()
+        held.iovas.range
     }
 
     #[cold]
     fn leak(&self, held: QueuedMapping<H>) {
         // Never dropped: where a logger panics, too.
         let held = ManuallyDrop::new(held);
-        let range = held.iovas.range();
+        let range = held.iovas.range;
         let memory_bytes = held.bytes();
         leak::count(Held { iovas: Some(range), memory: memory_bytes, slots: 0 });
         log::warn!(

@@ -30,18 +30,21 @@ use crate::swiotlb::Fill;
 ///
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them.
 #[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
+// IOVAs and memory come first, so that an unmap reads them in the pieces of 16 bytes in which they
+// were moved: a CPU waits for what was stored in other pieces a moment ago.
+#[repr(C)]
 pub struct Mapping<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
+    pub(super) iovas: Option<Iovas>,
+    /// Taken by the unmap; leaked where there was none.
+    pub(super) memory: Option<T::Memory>,
     pub(super) addr: DmaAddr,
     pub(super) len: u64,
+    pub(super) device: Id,
+    pub(super) slots: Option<Slots<B::Slot>>,
     pub(super) direction: Direction,
     flush: Flush,
     sync: CpuSync,
     pub(super) fill: Fill,
-    pub(super) device: Id,
-    pub(super) slots: Option<Slots<B::Slot>>,
-    pub(super) iovas: Option<Iovas>,
-    /// Taken by the unmap; leaked where there was none.
-    pub(super) memory: Option<T::Memory>,
 }
 
 impl<T: Translation, B: BouncePool> Mapping<T, B> {

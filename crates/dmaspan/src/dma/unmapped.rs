@@ -86,7 +86,7 @@ where
                 }
                 QueuedFor::Hardware => UnmappedState::Quarantined,
             };
-            UnmappedIovas { range: held.iovas.range(), state }
+            UnmappedIovas { range: held.iovas.range, state }
         })
     }
 

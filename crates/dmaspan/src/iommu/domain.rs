@@ -327,6 +327,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// [`add`](Self::add), for what is known to be of this domain.
+    #[inline(always)]
     pub(crate) fn add_own(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
         gather.add_with(retired, |list, more| {
             self.table.append(list, more);
@@ -387,14 +388,16 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         &self,
         retired: Retired<M::List>,
     ) -> Result<(), SyncFailed<M::List>> {
-        if let (Some(range), None) = (retired.range, &retired.tables)
+        if let Retired { range: Some(range), leaf_sizes, tables: None } = retired
             && self.ops.max_ranges() > 0
         {
-            let (ranges, leaf_sizes) = ([range], retired.leaf_sizes);
+            let ranges = [range];
             let scope = Scope::Ranges(&ranges);
             let what = Invalidation { scope, leaf_sizes, tables: Tables::Kept };
             return self.invalidate(&what).map_err(|error| {
                 let mut gather = self.gather();
+                // Made anew: tables that there are not would be moved for nothing.
+                let retired = Retired { range: Some(range), leaf_sizes, tables: None };
                 self.add_own(&mut gather, retired);
                 SyncFailed { gather, error }
             });

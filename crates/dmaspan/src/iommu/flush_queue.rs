@@ -57,8 +57,9 @@ pub(crate) trait Flusher {
     #[track_caller]
     fn sync_one(&self, retired: Retired<Self::List>) -> Result<(), SyncFailed<Self::List>>;
 
-    /// Takes back what was held, which no device reaches any more.
-    fn release(&self, held: Self::QueuedMapping);
+    /// Takes back what was held, one after the other; no device reaches any of it any more. What a
+    /// panic leaves in the iterator is released later.
+    fn release(&self, held: impl Iterator<Item = Self::QueuedMapping>);
 
     /// The IOVAs of what is held.
     fn range(&self, held: &Self::QueuedMapping) -> IovaRange;
@@ -268,7 +269,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     ) -> Result<(), HardwareError> {
         match self.sync(retired, flusher) {
             Ok(()) => {
-                flusher.release(held);
+                flusher.release(iter::once(held));
                 Ok(())
             }
             Err(SyncFailed { gather, error }) => {
@@ -565,14 +566,14 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
                 for (_, held) in claim.flushed() {
                     let was_quarantined = ptr::eq(held, &self.quarantine.flushed);
                     let mut held = held.lock();
-                    // What a panic leaves in it waits for another sync.
-                    while let Some(held) = held.pop() {
-                        if was_quarantined {
-                            let range = flusher.range(&held);
+                    if was_quarantined {
+                        for held in &*held {
+                            let range = flusher.range(held);
                             log::info!("{range} left quarantine: hardware has forgotten it");
                         }
-                        flusher.release(held);
                     }
+                    // What a panic leaves in it waits for another sync.
+                    flusher.release(iter::from_fn(|| held.pop()));
                 }
                 Ok(())
             }

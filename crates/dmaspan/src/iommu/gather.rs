@@ -139,10 +139,11 @@ impl<L> Gather<L> {
 
     #[inline(always)]
     fn add_tables(&mut self, more: Option<L>, append: impl FnOnce(&mut L, L)) {
-        match (&mut self.tables, more) {
-            (Some(tables), Some(more)) => append(tables, more),
-            (tables @ None, more) => *tables = more,
-            (Some(_), None) => {}
+        // Most often there are none, and nothing is moved.
+        let Some(more) = more else { return };
+        match &mut self.tables {
+            Some(tables) => append(tables, more),
+            tables @ None => *tables = Some(more),
         }
     }
 

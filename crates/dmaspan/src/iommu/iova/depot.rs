@@ -17,6 +17,7 @@ use crate::range::IovaRange;
 pub(super) struct Depot {
     pub(super) tree: Tree,
     full: ByClass<Vec<u64>>,
+    halves: Halves,
     granule_lg2: u32,
 }
 
@@ -26,12 +27,12 @@ impl Depot {
         tree: Tree,
         granule_lg2: u32,
         cpus: usize,
-        halves: &Halves,
+        halves: Halves,
     ) -> Result<Self, NoMemory> {
         let full = ByClass::try_new(|zone, class| {
             with_room(cpus.saturating_mul(2 * halves.first(zone, class)))
         })?;
-        Ok(Self { tree, full, granule_lg2 })
+        Ok(Self { tree, full, halves, granule_lg2 })
     }
 
     /// Loads the magazines that the wanted range would come from, where they are empty; with how
@@ -44,7 +45,7 @@ impl Depot {
             if let (Some(full), Some(magazine)) = (full, magazine)
                 && magazine.is_empty()
             {
-                loaded += magazine.load(full);
+                loaded += magazine.load(full, 2 * self.halves.most(zone, wanted.class));
             }
         }
         loaded

@@ -118,7 +118,7 @@ impl Halves {
     }
 
     /// The most.
-    fn most(&self, zone: Zone, class: u32) -> usize {
+    pub(super) fn most(&self, zone: Zone, class: u32) -> usize {
         let [low, high] = self.granules;
         let granules = if zone == Zone::Low { low } else { high };
         usize::try_from(granules >> class).unwrap_or(HALF).clamp(1, HALF)
@@ -131,53 +131,49 @@ impl Halves {
 }
 
 /// Free ranges of one size and zone, by their first address; the latest is the first to go.
-pub(super) struct Magazine {
-    starts: Vec<u64>,
-    /// How much room it may get.
-    most: usize,
-}
+pub(super) struct Magazine(Vec<u64>);
 
 impl Magazine {
-    fn new(first_half: usize, most_half: usize) -> Result<Self, NoMemory> {
-        Ok(Self { starts: with_room(2 * first_half)?, most: 2 * most_half })
+    fn new(half: usize) -> Result<Self, NoMemory> {
+        Ok(Self(with_room(2 * half)?))
     }
 
     #[inline(always)]
     fn take(&mut self, wanted: &Wanted) -> Option<u64> {
-        self.starts.pop_if(|start| wanted.takes(*start))
+        self.0.pop_if(|start| wanted.takes(*start))
     }
 
     /// Whether there was room for it.
     #[inline(always)]
     fn put(&mut self, start: u64) -> bool {
-        let has_room = self.starts.len() < self.starts.capacity();
+        let has_room = self.0.len() < self.0.capacity();
         if has_room {
-            self.starts.push(start);
+            self.0.push(start);
         }
         has_room
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.starts.is_empty()
+        self.0.is_empty()
     }
 
     /// The half of it that was longest unused, where it is full.
     pub(super) fn spill(&mut self) -> impl ExactSizeIterator<Item = u64> {
-        let is_full = self.starts.len() == self.starts.capacity();
-        let count = if is_full { self.starts.len().div_ceil(2) } else { 0 };
-        self.starts.drain(..count)
+        let is_full = self.0.len() == self.0.capacity();
+        let count = if is_full { self.0.len().div_ceil(2) } else { 0 };
+        self.0.drain(..count)
     }
 
     /// Fills half of an empty one from what lies in the depot; with how many. It gets more room
-    /// before: what it now takes back it could have kept.
-    pub(super) fn load(&mut self, from: &mut Vec<u64>) -> usize {
-        let more = self.most.min(2 * self.starts.capacity());
+    /// before, for up to `most` ranges: what it now takes back it could have kept.
+    pub(super) fn load(&mut self, from: &mut Vec<u64>, most: usize) -> usize {
+        let more = most.min(2 * self.0.capacity());
         if !from.is_empty() {
             // Without memory it stays as it is.
-            let _ = self.starts.try_reserve_exact(more);
+            let _ = self.0.try_reserve_exact(more);
         }
-        let count = from.len().min(self.starts.capacity() / 2);
-        self.starts.extend(from.drain(from.len() - count..));
+        let count = from.len().min(self.0.capacity() / 2);
+        self.0.extend(from.drain(from.len() - count..));
         count
     }
 }
@@ -192,9 +188,7 @@ pub(super) struct Magazines {
 
 impl Magazines {
     pub(super) fn new(cpu: usize, halves: &Halves) -> Result<Self, NoMemory> {
-        let all = ByClass::try_new(|zone, class| {
-            Magazine::new(halves.first(zone, class), halves.most(zone, class))
-        })?;
+        let all = ByClass::try_new(|zone, class| Magazine::new(halves.first(zone, class)))?;
         Ok(Self { all, cpu, is_known: false })
     }
 
@@ -229,16 +223,16 @@ impl Magazines {
     /// Gives up all that is in them, each with its class.
     pub(super) fn drain(&mut self, mut sink: impl FnMut(u64, u32)) {
         for (class, magazine) in self.all.iter_mut() {
-            magazine.starts.drain(..).for_each(|start| sink(start, class));
+            magazine.0.drain(..).for_each(|start| sink(start, class));
         }
     }
 
     /// All that is in them, by first addresses.
     pub(super) fn starts(&self) -> impl Iterator<Item = u64> {
-        self.all.iter().flat_map(|magazine| magazine.starts.iter().copied())
+        self.all.iter().flat_map(|magazine| magazine.0.iter().copied())
     }
 
     pub(super) fn count(&self) -> usize {
-        self.all.iter().map(|magazine| magazine.starts.len()).sum()
+        self.all.iter().map(|magazine| magazine.0.len()).sum()
     }
 }

@@ -53,6 +53,7 @@ mod depot;
 mod error;
 mod list;
 mod magazine;
+mod many;
 mod raw;
 mod request;
 mod shared;
@@ -60,7 +61,6 @@ mod tree;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
 
 use lock_api::{Mutex, MutexGuard};
 
@@ -77,7 +77,7 @@ use depot::Depot;
 pub use error::{Error, Foreign, IntoRawFailed};
 pub use list::{IovaState, ListedIovas};
 use magazine::{Halves, Magazines, NoMemory, Zone, with_room};
-use raw::Raw;
+pub(crate) use raw::Raw;
 pub use request::{Align, Request};
 use request::{UNCACHED, Wanted};
 use shared::{whole_granules, zone_granules};
@@ -88,12 +88,10 @@ use tree::Tree;
 /// Given back by [`Space::free`]; dropped, they are never used again.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "IOVAs that are dropped are lost for good"]
+#[repr(C)]
 pub struct Iovas {
-    range: IovaRange,
+    raw: Raw,
     space: Id,
-    /// Of what is taken for the range, which may be more.
-    class: u32,
-    there: There,
 }
 
 /// Without the feature nothing is done where IOVAs are dropped: a driver maps and unmaps in fewer
@@ -103,18 +101,10 @@ impl Drop for Iovas {
     #[cold]
     #[inline(never)]
     fn drop(&mut self) {
-        let range = self.range;
+        let range = self.range();
         leak::count(Held { iovas: Some(range), ..Held::default() });
         log::warn!("the IOVAs {range} were dropped and are lost: give them back to their space");
     }
-}
-
-/// A byte with one value, so that an `Option` of what has it is no longer: a mapping with one is
-/// copied by as few moves as can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum There {
-    Yes = 1,
 }
 
 const _: () = assert!(size_of::<Option<Iovas>>() == size_of::<Iovas>());
@@ -123,7 +113,7 @@ impl Iovas {
     /// Returns which they are: whole granules.
     #[inline(always)]
     pub fn range(&self) -> IovaRange {
-        self.range
+        self.raw.range
     }
 }
 
@@ -191,7 +181,7 @@ impl<P: Platform> Space<P> {
         let mut stocked = with_room(words).map_err(no_memory)?;
         stocked.resize_with(words, || AtomicU64::new(0));
         let tree = Tree::new(aperture, granule_lg2)?;
-        let depot = Depot::new(tree, granule_lg2, cpus, &halves).map_err(no_memory)?;
+        let depot = Depot::new(tree, granule_lg2, cpus, halves).map_err(no_memory)?;
         let raw = ShardedMap::new(cpus).ok_or(NoMemory).map_err(no_memory)?;
         Ok(Self {
             identity: Identity::new(),
@@ -302,15 +292,14 @@ impl<P: Platform> Space<P> {
         if iovas.space != self.identity.id() {
             return Err(Foreign { iovas });
         }
-        let start = iovas.range.start().get();
+        let raw = iovas.into_raw();
         if let Some(mut own) = self.own()
-            && own.put(start, iovas.class)
+            && own.put(raw.range.start().get(), raw.class())
         {
             self.announce(&mut own);
         } else {
-            self.free_shared(iovas.range, iovas.class);
+            self.free_shared(raw.range, raw.class());
         }
-        let _freed = ManuallyDrop::new(iovas);
         Ok(())
     }
 
@@ -325,7 +314,7 @@ impl<P: Platform> Space<P> {
 
     #[inline(always)]
     fn handle(&self, range: IovaRange, class: u32) -> Iovas {
-        Iovas { range, space: self.identity.id(), class, there: There::Yes }
+        Iovas { raw: Raw::new(range, class), space: self.identity.id() }
     }
 
     /// Lets everybody know that there is something in the magazines of this CPU.

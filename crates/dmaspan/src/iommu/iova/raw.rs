@@ -1,16 +1,47 @@
 //! IOVAs as an address and a length, for drivers that keep no more.
 
 use core::mem::ManuallyDrop;
+use core::num::NonZero;
 
 use super::error::{Error, Foreign, IntoRawFailed};
+use super::request::UNCACHED;
 use super::{Iovas, Space};
 use crate::platform::Platform;
 use crate::range::IovaRange;
 
-/// What is known of IOVAs that were given out raw, by their first address.
-pub(super) struct Raw {
-    range: IovaRange,
-    class: u32,
+/// IOVAs of a space that whoever has them knows otherwise.
+///
+/// An `Option` of it is no longer, and nothing in it is padding: what has IOVAs in it is copied by
+/// as few moves as can be.
+#[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Raw {
+    pub(crate) range: IovaRange,
+    /// One more than the class of what is taken for the range, which may be more.
+    above_class: NonZero<u64>,
+}
+
+const _: () = assert!(size_of::<Option<Iovas>>() == size_of::<Iovas>());
+
+impl Raw {
+    #[inline(always)]
+    pub(super) fn new(range: IovaRange, class: u32) -> Self {
+        Self { range, above_class: NonZero::<u64>::MIN.saturating_add(u64::from(class)) }
+    }
+
+    #[inline(always)]
+    pub(super) fn class(&self) -> u32 {
+        u32::try_from(self.above_class.get() - 1).unwrap_or(UNCACHED)
+    }
+}
+
+impl Iovas {
+    /// Without the space, which the caller knows.
+    #[inline(always)]
+    pub(crate) fn into_raw(self) -> Raw {
+        let Raw { range, above_class } = ManuallyDrop::new(self).raw;
+        Raw { range, above_class }
+    }
 }
 
 impl<P: Platform> Space<P> {
@@ -43,13 +74,13 @@ impl<P: Platform> Space<P> {
         if iovas.space != self.identity.id() {
             return Err(Foreign { iovas }.into());
         }
-        let Iovas { range, class, .. } = iovas;
-        match self.raw.insert(range.start().get(), Raw { range, class }) {
-            Ok(()) => {
-                let _recorded = ManuallyDrop::new(iovas);
-                Ok(range)
+        let raw = iovas.into_raw();
+        let range = raw.range;
+        match self.raw.insert(range.start().get(), raw) {
+            Ok(()) => Ok(range),
+            Err(raw) => {
+                Err(IntoRawFailed::NoMemory { iovas: Iovas { raw, space: self.identity.id() } })
             }
-            Err(_) => Err(IntoRawFailed::NoMemory { iovas }),
         }
     }
 
@@ -61,7 +92,7 @@ impl<P: Platform> Space<P> {
     pub fn from_raw(&self, range: IovaRange) -> Result<Iovas, Error> {
         let is_it = |raw: &Raw| if raw.range == range { Ok(()) } else { Err(()) };
         match self.raw.remove_if(range.start().get(), is_it) {
-            Some(Ok(Raw { range, class })) => Ok(self.handle(range, class)),
+            Some(Ok(raw)) => Ok(Iovas { raw, space: self.identity.id() }),
             _ => Err(Error::NotRaw { range }),
         }
     }

@@ -13,8 +13,9 @@
 //! afterwards. A charge costs a walk down a balanced tree for each end of its ranges.
 
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
-use core::{fmt, iter, mem};
+use core::{fmt, mem, slice};
 
 use lock_api::Mutex;
 
@@ -127,9 +128,9 @@ impl Account {
     /// Ok::<(), dmaspan::account::OverLimit>(())
     /// ```
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {
-        let held = ChargedParts { bytes, parts: Vec::new() };
-        self.exchange(&ChargedParts::default(), &held)?;
-        Ok(Charge { account: Arc::clone(self), by: By::Mappings, held })
+        let mut charge = self.charge_nothing();
+        charge.grow(bytes)?;
+        Ok(charge)
     }
 
     /// Charges `user` of `space`, which is about to be pinned, as far as it can be told: by
@@ -150,20 +151,7 @@ impl Account {
         user: UserRange,
     ) -> Result<Charge, OverLimit> {
         let mut charge = self.charge_none(pinner, space);
-        let memory = pinner.chargeable(space, user);
-        let bytes = |bytes| ChargedParts { bytes, parts: Vec::new() };
-        let held = match charge.by {
-            By::Frames => return Ok(charge),
-            By::Mappings => bytes(memory),
-            By::Ranges { space } => match user_part(space, user) {
-                Some(part) if memory >= part.range.len() => ChargedParts::of(iter::once(part)),
-                // Which part is memory is not known: if it is what is charged already, at best
-                // that much is not.
-                Some(part) => bytes(memory.saturating_sub(self.charged(part))),
-                None => bytes(memory),
-            },
-        };
-        charge.hold(held)?;
+        charge.start(pinner, space, user)?;
         Ok(charge)
     }
 
@@ -175,21 +163,22 @@ impl Account {
             Counting::Frames if pinner.knows_frames() => By::Frames,
             Counting::Ranges | Counting::Frames => By::Ranges { space: pinner.space_id(space) },
         };
-        Charge { account: Arc::clone(self), by, held: ChargedParts::default() }
+        Charge { account: Arc::clone(self), by, held: Held::NOTHING }
     }
 
     /// A charge of nothing, to [`grow`](Charge::grow).
     pub(crate) fn charge_nothing(self: &Arc<Self>) -> Charge {
-        Charge { account: Arc::clone(self), by: By::Mappings, held: ChargedParts::default() }
+        Charge { account: Arc::clone(self), by: By::Mappings, held: Held::NOTHING }
     }
 
     /// How many bytes of a part are charged.
     fn charged(&self, part: Part) -> u64 {
         let mut spare = Spare::for_ranges(1);
         let mut totals = self.totals.lock();
-        let new = totals.change(Change::Add, part, &mut spare);
-        totals.change(Change::Take, part, &mut spare);
-        totals.prune(part, &mut spare);
+        totals.ledger(part).lend(&mut spare);
+        let new = totals.change(Change::Add, part);
+        totals.change(Change::Take, part);
+        totals.ledger(part).give_back(&mut spare);
         part.range.len() - new
     }
 
@@ -199,30 +188,32 @@ impl Account {
     ///
     /// Allocates only for `new`.
     #[inline(always)]
-    fn exchange(&self, old: &ChargedParts, new: &ChargedParts) -> Result<(), OverLimit> {
-        if old.parts.is_empty() && new.parts.is_empty() {
-            let (more, less) = (new.bytes.into(), old.bytes.into());
-            return self.totals.lock().exchange(self.limit, more, less);
+    fn exchange(&self, old: &Held, new: &Held) -> Result<(), OverLimit> {
+        if let (Held::Bytes(less), Held::Bytes(more)) = (old, new) {
+            return self.totals.lock().exchange(self.limit, (*more).into(), (*less).into());
         }
-        self.exchange_parts(old, new)
+        self.exchange_ranges(old, new)
     }
 
-    /// [`exchange`](Self::exchange) of ranges or for ranges.
     #[inline(never)]
-    fn exchange_parts(&self, old: &ChargedParts, new: &ChargedParts) -> Result<(), OverLimit> {
+    fn exchange_ranges(&self, old: &Held, new: &Held) -> Result<(), OverLimit> {
+        let (_, parts) = new.bytes_and_parts();
         // Before the lock, and so dropped behind it.
-        let mut spare = Spare::for_ranges(new.parts.len());
+        let mut spare = Spare::for_ranges(parts.len());
         let mut totals = self.totals.lock();
-        let more = totals.change_all(Change::Add, new, &mut spare);
-        let less = totals.change_all(Change::Take, old, &mut spare);
+        parts.iter().for_each(|part| totals.ledger(*part).lend(&mut spare));
+        let more = totals.change_all(Change::Add, new);
+        let less = totals.change_all(Change::Take, old);
         let exchanged = totals.exchange(self.limit, more, less);
-        if exchanged.is_ok() {
-            totals.prune_all(old, &mut spare);
+        let gone = if exchanged.is_ok() {
+            old
         } else {
-            totals.change_all(Change::Add, old, &mut spare);
-            totals.change_all(Change::Take, new, &mut spare);
-            totals.prune_all(new, &mut spare);
-        }
+            totals.change_all(Change::Add, old);
+            totals.change_all(Change::Take, new);
+            new
+        };
+        let (_, parts) = gone.bytes_and_parts();
+        parts.iter().for_each(|part| totals.ledger(*part).give_back(&mut spare));
         exchanged
     }
 }
@@ -238,6 +229,7 @@ impl fmt::Debug for Account {
 
 impl Totals {
     /// Counts bytes that come and bytes that go, if that fits.
+    #[inline(always)]
     fn exchange(&mut self, limit: u64, more: u128, less: u128) -> Result<(), OverLimit> {
         let used = self.used;
         let after = u128::from(used) + more - less;
@@ -252,21 +244,14 @@ impl Totals {
     }
 
     /// Adds or takes all, and returns how many bytes that is.
-    fn change_all(&mut self, change: Change, held: &ChargedParts, spare: &mut Spare) -> u128 {
-        let parts = held.parts.iter().map(|part| u128::from(self.change(change, *part, spare)));
-        u128::from(held.bytes) + parts.sum::<u128>()
+    fn change_all(&mut self, change: Change, held: &Held) -> u128 {
+        let (bytes, parts) = held.bytes_and_parts();
+        let parts = parts.iter().map(|part| u128::from(self.change(change, *part)));
+        u128::from(bytes) + parts.sum::<u128>()
     }
 
-    fn change(&mut self, change: Change, part: Part, spare: &mut Spare) -> u64 {
-        self.ledger(part).change(change, part.range, spare)
-    }
-
-    fn prune_all(&mut self, held: &ChargedParts, spare: &mut Spare) {
-        held.parts.iter().for_each(|part| self.prune(*part, spare));
-    }
-
-    fn prune(&mut self, part: Part, spare: &mut Spare) {
-        self.ledger(part).prune(part.range, spare);
+    fn change(&mut self, change: Change, part: Part) -> u64 {
+        self.ledger(part).change(change, part.range)
     }
 
     fn ledger(&mut self, part: Part) -> &mut Ledger {
@@ -304,17 +289,42 @@ fn user_part(space: u64, user: UserRange) -> Option<Part> {
     Some(Part { of: Of::User, range })
 }
 
-/// What a charge holds.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct ChargedParts {
+/// What a charge holds. Most hold a range at most, which needs no memory of its own.
+#[derive(Debug, PartialEq, Eq)]
+enum Held {
     /// Bytes that are counted by themselves.
-    bytes: u64,
-    parts: Vec<Part>,
+    Bytes(u64),
+    One(Part),
+    Many(Vec<Part>),
 }
 
-impl ChargedParts {
-    fn of(parts: impl Iterator<Item = Part>) -> Self {
-        Self { bytes: 0, parts: parts.collect() }
+impl Held {
+    const NOTHING: Self = Self::Bytes(0);
+
+    #[inline]
+    fn of(parts: impl IntoIterator<Item = Part>) -> Self {
+        let mut held = Self::NOTHING;
+        parts.into_iter().for_each(|part| held.push(part));
+        held
+    }
+
+    /// The bytes that are counted by themselves, and the ranges.
+    fn bytes_and_parts(&self) -> (u64, &[Part]) {
+        match self {
+            Self::Bytes(bytes) => (*bytes, &[]),
+            Self::One(part) => (0, slice::from_ref(part)),
+            Self::Many(parts) => (0, parts),
+        }
+    }
+
+    /// Holds one more, and no bytes.
+    #[inline]
+    fn push(&mut self, part: Part) {
+        match self {
+            Self::Bytes(_) => *self = Self::One(part),
+            Self::One(first) => *self = Self::Many(vec![*first, part]),
+            Self::Many(parts) => parts.push(part),
+        }
     }
 }
 
@@ -328,7 +338,7 @@ impl ChargedParts {
 pub struct Charge {
     account: Arc<Account>,
     by: By,
-    held: ChargedParts,
+    held: Held,
 }
 
 impl Charge {
@@ -337,7 +347,8 @@ impl Charge {
     #[inline(always)]
     pub fn bytes(&self) -> u64 {
         let len = |part: &Part| part.range.len();
-        self.held.parts.iter().map(len).fold(self.held.bytes, u64::saturating_add)
+        let (bytes, parts) = self.held.bytes_and_parts();
+        parts.iter().map(len).fold(bytes, u64::saturating_add)
     }
 
     /// The account that is charged.
@@ -362,18 +373,17 @@ impl Charge {
 
     #[inline(never)]
     fn found_frames(&mut self, spans: &[Span]) -> Result<(), OverLimit> {
-        let before = self.held.parts.len();
+        let before = self.held.bytes_and_parts().1.len();
         // One by one, so that nobody waits long for the account.
         for span in spans {
             let (start, last) = (span.paddr().get(), span.last().get());
             let Some(range) = Stretch::new(0, start, last) else { continue };
             let part = Part { of: Of::Frames, range };
-            let one = ChargedParts::of(iter::once(part));
-            if let Err(over) = self.account.exchange(&ChargedParts::default(), &one) {
+            if let Err(over) = self.account.exchange(&Held::NOTHING, &Held::One(part)) {
                 self.give_back(before);
                 return Err(over);
             }
-            self.held.parts.push(part);
+            self.held.push(part);
         }
         Ok(())
     }
@@ -384,17 +394,16 @@ impl Charge {
     /// # Errors
     ///
     /// [`OverLimit`] where that is more than is left. Then the charge is as it was.
+    #[inline]
     pub fn settle(&mut self, memory: impl IntoIterator<Item = UserRange>) -> Result<(), OverLimit> {
         let memory = memory.into_iter();
         let held = match self.by {
             By::Frames => return Ok(()),
-            By::Ranges { space } => {
-                ChargedParts::of(memory.filter_map(|user| user_part(space, user)))
-            }
+            By::Ranges { space } => Held::of(memory.filter_map(|user| user_part(space, user))),
             By::Mappings => {
                 let len = |user: UserRange| user.checked_len().unwrap_or(u64::MAX);
                 let bytes = memory.map(len).fold(0, u64::saturating_add);
-                ChargedParts { bytes, parts: Vec::new() }
+                Held::Bytes(bytes)
             }
         };
         if held == self.held { Ok(()) } else { self.hold(held) }
@@ -417,13 +426,36 @@ impl Charge {
 
     /// Charges so many more bytes, in a charge that holds nothing but bytes.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), OverLimit> {
-        let bytes = self.held.bytes.saturating_add(bytes);
-        self.hold(ChargedParts { bytes, parts: Vec::new() })
+        let (held, _) = self.held.bytes_and_parts();
+        self.hold(Held::Bytes(held.saturating_add(bytes)))
+    }
+
+    /// Charges what is about to be pinned, as [`Account::charge_pin`].
+    #[inline(always)]
+    pub(crate) fn start<P: Pinner>(
+        &mut self,
+        pinner: &P,
+        space: &P::Space,
+        user: UserRange,
+    ) -> Result<(), OverLimit> {
+        let memory = pinner.chargeable(space, user);
+        let held = match self.by {
+            By::Frames => return Ok(()),
+            By::Mappings => Held::Bytes(memory),
+            By::Ranges { space } => match user_part(space, user) {
+                Some(part) if memory >= part.range.len() => Held::One(part),
+                // Which part is memory is not known: if it is what is charged already, at best
+                // that much is not.
+                Some(part) => Held::Bytes(memory.saturating_sub(self.account.charged(part))),
+                None => Held::Bytes(memory),
+            },
+        };
+        self.hold(held)
     }
 
     /// Holds this instead.
     #[inline(always)]
-    fn hold(&mut self, held: ChargedParts) -> Result<(), OverLimit> {
+    fn hold(&mut self, held: Held) -> Result<(), OverLimit> {
         self.account.exchange(&self.held, &held)?;
         self.held = held;
         Ok(())
@@ -432,29 +464,37 @@ impl Charge {
     /// Gives all parts back but the first `keep`.
     #[inline(never)]
     fn give_back(&mut self, keep: usize) {
-        while self.held.parts.len() > keep
-            && let Some(part) = self.held.parts.pop()
-        {
-            self.account.give_back(part);
+        match &mut self.held {
+            Held::One(part) if keep == 0 => {
+                self.account.give_back(*part);
+                self.held = Held::NOTHING;
+            }
+            Held::Many(parts) => {
+                let parts = parts.drain(keep..).rev();
+                parts.for_each(|part| self.account.give_back(part));
+            }
+            Held::Bytes(_) | Held::One(_) => {}
         }
     }
 }
 
 impl Account {
     fn give_back(&self, part: Part) {
+        // Before the lock, and so dropped behind it.
         let mut spare = Spare::default();
         let mut totals = self.totals.lock();
-        totals.used -= totals.change(Change::Take, part, &mut spare);
-        totals.prune(part, &mut spare);
+        totals.used -= totals.change(Change::Take, part);
+        totals.ledger(part).give_back(&mut spare);
     }
 }
 
 impl Drop for Charge {
     #[inline]
     fn drop(&mut self) {
-        if !self.held.parts.is_empty() {
-            self.give_back(0);
+        match self.held {
+            Held::Bytes(0) => {}
+            Held::Bytes(bytes) => self.account.totals.lock().used -= bytes,
+            Held::One(_) | Held::Many(_) => self.give_back(0),
         }
-        self.account.totals.lock().used -= self.held.bytes;
     }
 }

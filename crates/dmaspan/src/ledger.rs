@@ -1,16 +1,19 @@
 //! The ledger holds ranges that may overlap, and knows how many bytes they cover together. An
 //! [`Account`](crate::account::Account) counts with it.
 //!
-//! Each range is kept as its two ends, in a balanced tree of all places where ranges begin or end.
-//! Each subtree knows where the fewest ranges cover its bytes, and how many bytes those are; so the
-//! root knows how many are covered by none. Adding and taking a range costs one walk for each end,
-//! however many ranges lie inside it.
+//! Kept are the places where fewer or more ranges cover what is behind than what is before, in a
+//! balanced tree: two for each range at most, and none between ranges that only touch. Each subtree
+//! knows where the fewest ranges cover its bytes, and how many bytes those are; so the root knows
+//! how many are covered by none. Adding and taking a range costs one walk for each end, however
+//! many ranges lie inside it; and one walk in all where it makes a covered stretch longer or
+//! shorter.
 //!
-//! Each place brings its memory along, and takes it away: the tree allocates and frees nothing, so
-//! a lock may be around it.
+//! Each range brings memory for two places along, and takes as much away: the tree allocates and
+//! frees nothing, so a lock may be around it.
 
 use alloc::boxed::Box;
 use core::cmp::Ordering;
+use core::mem;
 
 /// Where a range begins, or the byte behind it: in the order of spaces, then of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,9 +99,8 @@ type Tree = Option<Box<Node>>;
 #[derive(Debug)]
 struct Node {
     place: Boundary,
-    /// How many ranges begin here, and how many end before it.
-    begin: i64,
-    end: i64,
+    /// How many ranges more begin here than end before it; not 0 in a tree.
+    rise: i64,
     below: [Tree; 2],
     /// The subtree's.
     height: u8,
@@ -109,13 +111,13 @@ impl Node {
     fn new() -> Self {
         let place = Boundary { space: 0, at: 0 };
         let row = Row::point(place, 0);
-        Self { place, begin: 0, end: 0, below: [None, None], height: 1, row }
+        Self { place, rise: 0, below: [None, None], height: 1, row }
     }
 
     /// Sums up what changed in it or below.
     fn sum_up(&mut self) {
         let [left, right] = &self.below;
-        let own = Row::point(self.place, self.begin - self.end);
+        let own = Row::point(self.place, self.rise);
         let row = left.as_ref().map_or(own, |left| left.row.then(own));
         self.row = right.as_ref().map_or(row, |right| row.then(right.row));
         self.height = height(left).max(height(right)) + 1;
@@ -158,50 +160,68 @@ fn balance(tree: &mut Tree) {
     node.sum_up();
 }
 
-/// Counts ranges that begin and end at a place, which a spare node becomes where it is new.
-fn count(tree: &mut Tree, place: Boundary, (begin, end): (i64, i64), spare: &mut Spare) {
+/// Lets so many ranges more begin at a place. A new place takes a node out of `spare`, and one that
+/// is none any more leaves one there.
+fn shift(tree: &mut Tree, place: Boundary, by: i64, spare: &mut Spare) {
     match tree {
         None => {
             *tree = spare.take().map(|mut node| {
-                (node.place, node.begin, node.end) = (place, begin, end);
+                (node.place, node.rise) = (place, by);
                 node
             });
         }
         Some(node) => match place.cmp(&node.place) {
-            Ordering::Less => count(&mut node.below[LEFT], place, (begin, end), spare),
-            Ordering::Greater => count(&mut node.below[RIGHT], place, (begin, end), spare),
+            Ordering::Less => shift(&mut node.below[LEFT], place, by, spare),
+            Ordering::Greater => shift(&mut node.below[RIGHT], place, by, spare),
             Ordering::Equal => {
-                node.begin += begin;
-                node.end += end;
+                node.rise += by;
+                if node.rise == 0 {
+                    take_top(tree, spare);
+                }
             }
         },
     }
     balance(tree);
 }
 
-/// Takes a place out where no range begins or ends any more.
-fn prune(tree: &mut Tree, place: Boundary, spare: &mut Spare) {
-    let Some(node) = tree else { return };
-    match place.cmp(&node.place) {
-        Ordering::Less => prune(&mut node.below[LEFT], place, spare),
-        Ordering::Greater => prune(&mut node.below[RIGHT], place, spare),
-        Ordering::Equal if node.begin > 0 || node.end > 0 => return,
-        Ordering::Equal => {
-            let [left, right] = &mut node.below;
-            let (left, mut right) = (left.take(), right.take());
-            let rest = match take_first(&mut right) {
-                None => left,
-                Some(mut first) => {
-                    first.below = [left, right];
-                    Some(first)
-                }
-            };
-            if let Some(gone) = core::mem::replace(tree, rest) {
-                spare.put(gone);
-            }
+fn take_top(tree: &mut Tree, spare: &mut Spare) {
+    let Some(mut top) = tree.take() else { return };
+    let [left, mut right] = top.below.each_mut().map(Option::take);
+    *tree = match take_first(&mut right) {
+        None => left,
+        Some(mut first) => {
+            first.below = [left, right];
+            Some(first)
         }
+    };
+    spare.put(top);
+}
+
+/// Moves a place of this rise elsewhere where no other lies between or there, and returns whether
+/// it did.
+fn slide(tree: &mut Tree, from: Boundary, to: Boundary, rise: i64) -> bool {
+    let Some(node) = tree else { return false };
+    let side = match from.cmp(&node.place) {
+        Ordering::Less => LEFT,
+        Ordering::Greater => RIGHT,
+        Ordering::Equal => {
+            let [left, right] = &node.below;
+            let is_free = node.rise == rise
+                && left.as_ref().is_none_or(|left| left.row.last < to)
+                && right.as_ref().is_none_or(|right| to < right.row.first);
+            if is_free {
+                node.place = to;
+                node.sum_up();
+            }
+            return is_free;
+        }
+    };
+    let stays = to.cmp(&node.place) == from.cmp(&node.place);
+    let slid = stays && slide(&mut node.below[side], from, to, rise);
+    if slid {
+        node.sum_up();
     }
-    balance(tree);
+    slid
 }
 
 fn take_first(tree: &mut Tree) -> Tree {
@@ -212,7 +232,13 @@ fn take_first(tree: &mut Tree) -> Tree {
         return first;
     }
     let rest = node.below[RIGHT].take();
-    core::mem::replace(tree, rest)
+    mem::replace(tree, rest)
+}
+
+/// Puts a tree where none is: there is nothing to be dropped, which the compiler does not see.
+fn put_in(place: &mut Tree, tree: Tree) {
+    debug_assert!(place.is_none());
+    mem::forget(mem::replace(place, tree));
 }
 
 /// Memory for places: allocated before a lock is taken, and freed after it is left.
@@ -229,15 +255,25 @@ impl Spare {
         spare
     }
 
+    /// Takes a node that has none below.
     fn put(&mut self, mut node: Box<Node>) {
-        node.below = [self.0.take(), None];
-        self.0 = Some(node);
+        put_in(&mut node.below[LEFT], self.0.take());
+        put_in(&mut self.0, Some(node));
     }
 
     fn take(&mut self) -> Tree {
         let mut node = self.0.take()?;
-        self.0 = node.below[LEFT].take();
+        put_in(&mut self.0, node.below[LEFT].take());
         Some(node)
+    }
+
+    /// Passes on what a range needs.
+    fn give(&mut self, other: &mut Self) {
+        for _ in 0..2 {
+            if let Some(node) = self.take() {
+                other.put(node);
+            }
+        }
     }
 }
 
@@ -259,34 +295,46 @@ pub(crate) enum Change {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     tree: Tree,
+    /// With the nodes of the tree, two for each range.
+    spare: Spare,
 }
 
 impl Ledger {
-    /// Adds a range, for which `spare` has two nodes, or takes one that was added. Returns how many
-    /// bytes are covered that were not, or not covered that were. The places of a range that was
-    /// taken stay, until they are [pruned](Self::prune): to add it again needs no memory.
-    pub(crate) fn change(&mut self, change: Change, range: Stretch, spare: &mut Spare) -> u64 {
+    /// Takes the memory of a range that is about to be added.
+    pub(crate) fn lend(&mut self, spare: &mut Spare) {
+        spare.give(&mut self.spare);
+    }
+
+    /// Gives the memory of a range back that was taken.
+    pub(crate) fn give_back(&mut self, spare: &mut Spare) {
+        self.spare.give(spare);
+    }
+
+    /// Adds a range, for which memory was [lent](Self::lend), or takes one that was added. Returns
+    /// how many bytes are covered that were not, or not covered that were.
+    pub(crate) fn change(&mut self, change: Change, range: Stretch) -> u64 {
         let by = match change {
             Change::Add => 1,
             Change::Take => -1,
         };
         let before = self.covered();
-        count(&mut self.tree, range.begin(), (by, 0), spare);
-        if let Some(end) = range.end() {
-            count(&mut self.tree, end, (0, by), spare);
+        let begin = range.begin();
+        match range.end() {
+            // One that ends where this one begins ends where this one ends, or the other way round.
+            Some(end)
+                if slide(&mut self.tree, begin, end, -by)
+                    || slide(&mut self.tree, end, begin, by) => {}
+            end => {
+                shift(&mut self.tree, begin, by, &mut self.spare);
+                if let Some(end) = end {
+                    shift(&mut self.tree, end, -by, &mut self.spare);
+                }
+            }
         }
         // At most the range's own bytes: fewer than 2^64.
         match change {
             Change::Add => self.covered().wrapping_sub(before),
             Change::Take => before.wrapping_sub(self.covered()),
-        }
-    }
-
-    /// Puts the places of a range, which was taken, into `spare`, where no other has them.
-    pub(crate) fn prune(&mut self, range: Stretch, spare: &mut Spare) {
-        prune(&mut self.tree, range.begin(), spare);
-        if let Some(end) = range.end() {
-            prune(&mut self.tree, end, spare);
         }
     }
 
@@ -323,6 +371,12 @@ mod tests {
         node.height
     }
 
+    impl Spare {
+        fn len(&self) -> usize {
+            core::iter::successors(self.0.as_ref(), |node| node.below[LEFT].as_ref()).count()
+        }
+    }
+
     fn stretch(space: u64, start: u64, last: u64) -> Stretch {
         Stretch::new(space, start, last).unwrap()
     }
@@ -330,28 +384,32 @@ mod tests {
     #[test]
     fn a_range_to_the_top_of_the_last_space_is_counted() {
         let mut ledger = Ledger::default();
-        let mut spare = Spare::for_ranges(3);
+        (0..3).for_each(|_| ledger.lend(&mut Spare::for_ranges(1)));
         let top = stretch(u64::MAX, 1, u64::MAX);
-        assert_eq!(ledger.change(Change::Add, top, &mut spare), u64::MAX);
+        assert_eq!(ledger.change(Change::Add, top), u64::MAX);
         let other = stretch(u64::MAX - 1, u64::MAX, u64::MAX);
-        assert_eq!(ledger.change(Change::Add, other, &mut spare), 1);
-        assert_eq!(ledger.change(Change::Add, stretch(u64::MAX, 5, 9), &mut spare), 0);
-        assert_eq!(ledger.change(Change::Take, top, &mut spare), u64::MAX - 5);
+        assert_eq!(ledger.change(Change::Add, other), 1);
+        assert_eq!(ledger.change(Change::Add, stretch(u64::MAX, 5, 9)), 0);
+        assert_eq!(ledger.change(Change::Take, top), u64::MAX - 5);
         assert_eq!(Stretch::new(0, 0, u64::MAX), None);
     }
 
     #[test]
-    fn neighbours_in_any_order_keep_the_tree_flat() {
+    fn ranges_in_ascending_order_keep_the_tree_flat_and_share_places_where_they_touch() {
         let mut ledger = Ledger::default();
         // Miri takes minutes for more.
         let count = if cfg!(miri) { 1 << 7 } else { 1 << 12 };
-        for n in 0..count {
-            let range = stretch(0, 16 * n, 16 * n + 15);
-            assert_eq!(ledger.change(Change::Add, range, &mut Spare::for_ranges(1)), 16);
-        }
-        let mut places = Vec::new();
-        assert!(check(&ledger.tree, &mut places) <= 18);
-        assert_eq!(places.len() as u64, count + 1, "neighbours share a place");
+        let mut add = |start| {
+            ledger.lend(&mut Spare::for_ranges(1));
+            assert_eq!(ledger.change(Change::Add, stretch(0, start, start + 15)), 16);
+            let mut places = Vec::new();
+            (check(&ledger.tree, &mut places), places.len() as u64)
+        };
+        let last = (0..count).map(|n| add(32 * n)).last();
+        assert!(last.is_some_and(|(height, places)| height <= 18 && places == 2 * count));
+        // What fills a gap makes two stretches one, and leaves two places less.
+        let last = (0..count - 1).map(|n| add(32 * n + 16)).last();
+        assert_eq!(last, Some((2, 2)));
     }
 
     /// How many changes are tried, less than so many at once; few under Miri, which is slow.
@@ -372,7 +430,6 @@ mod tests {
             let mut held: Vec<Stretch> = Vec::new();
             let mut model: BTreeMap<(u64, u64), u64> = BTreeMap::new();
             for (space, start, len, pick) in changes {
-                let mut spare = Spare::default();
                 if pick % 5 < 2 && !held.is_empty() {
                     let range = held.swap_remove(pick % held.len());
                     let mut bytes = 0;
@@ -381,10 +438,12 @@ mod tests {
                         *times -= 1;
                         bytes += u64::from(*times == 0);
                     }
-                    prop_assert_eq!(ledger.change(Change::Take, range, &mut spare), bytes);
-                    ledger.prune(range, &mut spare);
+                    prop_assert_eq!(ledger.change(Change::Take, range), bytes);
+                    let mut spare = Spare::default();
+                    ledger.give_back(&mut spare);
+                    prop_assert_eq!(spare.len(), 2, "a range takes away what it brought");
                 } else {
-                    spare = Spare::for_ranges(1);
+                    ledger.lend(&mut Spare::for_ranges(1));
                     let range = stretch(space, start, start + len);
                     let mut bytes = 0;
                     for at in range.start..=range.last {
@@ -392,16 +451,22 @@ mod tests {
                         bytes += u64::from(*times == 0);
                         *times += 1;
                     }
-                    prop_assert_eq!(ledger.change(Change::Add, range, &mut spare), bytes);
+                    prop_assert_eq!(ledger.change(Change::Add, range), bytes);
                     held.push(range);
                 }
                 let mut places = Vec::new();
                 check(&ledger.tree, &mut places);
-                let ends = held.iter().flat_map(|range| [Some(range.begin()), range.end()]);
-                let mut expected: Vec<Boundary> = ends.flatten().collect();
-                expected.sort_unstable();
-                expected.dedup();
-                prop_assert_eq!(places, expected, "as many places as there are ends");
+                let mut rises: BTreeMap<Boundary, i64> = BTreeMap::new();
+                for range in &held {
+                    *rises.entry(range.begin()).or_default() += 1;
+                    if let Some(end) = range.end() {
+                        *rises.entry(end).or_default() -= 1;
+                    }
+                }
+                rises.retain(|_, rise| *rise != 0);
+                let expected: Vec<Boundary> = rises.into_keys().collect();
+                prop_assert_eq!(places.len() + ledger.spare.len(), 2 * held.len());
+                prop_assert_eq!(places, expected, "places where coverage changes, and no others");
             }
         }
     }

@@ -134,7 +134,7 @@ where
         // As Linux counts: memory that is mapped twice is charged twice.
         let account = Account::with_counting(LIMIT, Counting::Mappings);
         let user = Arc::new(User::new(case.held * case.bytes, case.order, case.lie, cost));
-        let container = Container::with_domain(SimulatedPins, domain, Arc::clone(&account));
+        let container = Container::with_domain(SimulatedPins::Locked, domain, Arc::clone(&account));
         Process { container, account, user, walker }
     }
 

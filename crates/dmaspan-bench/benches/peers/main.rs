@@ -14,6 +14,7 @@ mod iova;
 mod memory;
 mod pins;
 mod registered;
+mod slab;
 mod swiotlb;
 
 use std::env;
@@ -31,6 +32,9 @@ use dmaspan::iommu::{Gather, Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 
 use memory::{List, Memory};
+
+#[global_allocator]
+static HEAP: slab::Slab = slab::Slab;
 
 const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 /// Pages mapped and unmapped a round, where the space has so many.

@@ -7,7 +7,7 @@ use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::{Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 use parking_lot::RwLock;
 
@@ -46,7 +46,7 @@ struct Folio {
 pub(crate) struct User {
     /// log2 of a folio's bytes.
     folio_lg2: u32,
-    /// Where each folio begins, in the order of the user's addresses.
+    /// The place of each folio, in the order of the user's addresses.
     leaves: Box<[u64]>,
     /// The folios, by their places.
     folios: Box<[Folio]>,
@@ -86,7 +86,7 @@ impl User {
         let folio = || Folio { pins: AtomicI64::new(0), dirty: AtomicBool::new(false) };
         Self {
             folio_lg2,
-            leaves: (0..leaves).map(|n| MEMORY + (place(n) << folio_lg2)).collect(),
+            leaves: (0..leaves).map(place).collect(),
             folios: iter::repeat_with(folio).take(index(places)).collect(),
             cost,
             table: RwLock::new(()),
@@ -103,86 +103,93 @@ impl User {
         self.folios.iter().filter(|folio| folio.pins.load(Ordering::Relaxed) > 0).count()
     }
 
+    /// Where the folio of a place begins.
     #[inline(always)]
-    fn folio(&self, paddr: u64) -> &Folio {
-        &self.folios[index((paddr - MEMORY) >> self.folio_lg2)]
+    fn address(&self, place: u64) -> u64 {
+        MEMORY + (place << self.folio_lg2)
     }
 
-    /// The bytes from `at` to the end of what is there, or of the folio around it.
+    /// Unpins spans of any number of folios, and returns how many bytes they have.
     #[inline(always)]
-    fn in_folio(&self, at: u64, left: u64) -> u64 {
-        let folio = 1 << self.folio_lg2;
-        (folio - (at & (folio - 1))).min(left)
-    }
-
-    /// Where the user has something, from its first byte on; nothing behind its memory.
-    #[inline(always)]
-    fn leaf(&self, offset: u64) -> Option<u64> {
-        let first = self.leaves.get(index(offset >> self.folio_lg2))?;
-        Some(first + (offset & ((1 << self.folio_lg2) - 1)))
-    }
-
-    #[inline(always)]
-    fn pin(&self, span: Span) {
-        let pages = (span.len() >> PAGE_LG2).cast_signed();
-        self.folio(span.paddr().get()).pins.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    /// Unpins a span of any number of folios.
-    #[inline(always)]
-    fn unpin(&self, span: Span, dirty: Dirty) {
-        let (mut at, mut left) = (span.paddr().get(), span.len());
-        while left > 0 {
-            let bytes = self.in_folio(at, left);
-            let folio = self.folio(at);
-            if dirty == Dirty::Written && !folio.dirty.load(Ordering::Relaxed) {
-                folio.dirty.store(true, Ordering::Relaxed);
+    fn unpin(&self, spans: &[Span], dirty: Dirty) -> u64 {
+        let (shift, folio, folios) = (self.folio_lg2, 1 << self.folio_lg2, &*self.folios);
+        let mut all = 0;
+        for span in spans {
+            let (at, mut left) = (span.paddr().get() - MEMORY, span.len());
+            all += left;
+            let (mut place, mut inside) = (at >> shift, at & (folio - 1));
+            while left > 0 {
+                let bytes = (folio - inside).min(left);
+                let record = folio_at(folios, place);
+                if dirty == Dirty::Written && !record.dirty.load(Ordering::Relaxed) {
+                    record.dirty.store(true, Ordering::Relaxed);
+                }
+                record.pins.fetch_sub((bytes >> PAGE_LG2).cast_signed(), Ordering::Relaxed);
+                (place, inside, left) = (place + 1, 0, left - bytes);
             }
-            folio.pins.fetch_sub((bytes >> PAGE_LG2).cast_signed(), Ordering::Relaxed);
-            at += bytes;
-            left -= bytes;
         }
+        all
+    }
+
+    /// Unpins memory that nobody has seen.
+    #[cold]
+    fn unpin_bytes(&self, at: u64, bytes: u64) {
+        let span = Span::new(PhysAddr::new(at), bytes);
+        self.unpin(&[span.expect("pinned memory")], Dirty::Clean);
     }
 
     /// Pins folio by folio and pushes what is contiguous as one span.
+    #[inline(always)]
     fn pin_all(&self, range: UserRange, sink: &mut dyn SpanSink) -> Result<(), Pause> {
-        let (mut next, mut left) =
-            (range.start().get().wrapping_sub(USER), range.len_less_one() + 1);
-        let mut run: Option<Span> = None;
+        let (shift, folio) = (self.folio_lg2, 1 << self.folio_lg2);
+        let (offset, mut left) = (range.start().get().wrapping_sub(USER), range.len_less_one() + 1);
+        let mut leaves = self.leaves.get(index(offset >> shift)..).unwrap_or_default().iter();
+        // What is pinned and was not pushed: nothing yet, before the first folio.
+        let mut inside = offset & (folio - 1);
+        let mut start = leaves.as_slice().first().map_or(0, |first| self.address(*first) + inside);
+        let mut end = start;
         while left > 0 {
-            let bytes = self.in_folio(next, left);
-            let Some(span) =
-                self.leaf(next).and_then(|at| Span::new(PhysAddr::new(at), bytes).ok())
-            else {
-                return Err(Pause { run, error: PinError::Failed(NoMemory { range }) });
+            let Some(place) = leaves.next() else {
+                return Err(Pause { start, end, error: PinError::Failed(NoMemory { range }) });
             };
-            self.pin(span);
-            run = match run {
-                None => Some(span),
-                Some(before) => match before.join(span) {
-                    Some(joined) => Some(joined),
-                    None if sink.push(before, Kind::Memory).is_ok() => Some(span),
-                    None => {
-                        self.unpin(span, Dirty::Clean);
-                        return Err(Pause { run: Some(before), error: PinError::Stopped });
-                    }
-                },
-            };
-            next += bytes;
-            left -= bytes;
-        }
-        match run {
-            Some(last) if sink.push(last, Kind::Memory).is_err() => {
-                Err(Pause { run, error: PinError::Stopped })
+            let (at, bytes) = (self.address(*place) + inside, (folio - inside).min(left));
+            let record = folio_at(&self.folios, *place);
+            record.pins.fetch_add((bytes >> PAGE_LG2).cast_signed(), Ordering::Relaxed);
+            if at != end {
+                if push(sink, start, end).is_err() {
+                    self.unpin_bytes(at, bytes);
+                    return Err(Pause { start, end, error: PinError::Stopped });
+                }
+                start = at;
             }
-            _ => Ok(()),
+            end = at + bytes;
+            (inside, left) = (0, left - bytes);
         }
+        push(sink, start, end).map_err(|stopped| Pause { start, end, error: stopped.into() })
     }
 }
 
-/// A pin that went no further, with a run that is pinned and was not taken.
+/// What is known of the folio at a place: found as Linux finds a page's record, without a look at
+/// how many there are.
+#[inline(always)]
+fn folio_at(folios: &[Folio], place: u64) -> &Folio {
+    debug_assert!(index(place) < folios.len());
+    // SAFETY: places are of leaves, each of which has a folio, and of pinned memory, which is of
+    // leaves.
+    unsafe { folios.get_unchecked(index(place)) }
+}
+
+/// Pushes memory from `start` up to `end`.
+#[inline(always)]
+fn push(sink: &mut dyn SpanSink, start: u64, end: u64) -> Result<(), Stopped> {
+    let span = Span::new(PhysAddr::new(start), end - start).map_err(|_| Stopped)?;
+    sink.push(span, Kind::Memory)
+}
+
+/// A pin that went no further, and where it has pinned what was not taken.
 struct Pause {
-    run: Option<Span>,
+    start: u64,
+    end: u64,
     error: PinError<NoMemory>,
 }
 
@@ -194,7 +201,13 @@ pub(crate) struct NoMemory {
 }
 
 /// Pins the memory of users.
-pub(crate) struct SimulatedPins;
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SimulatedPins {
+    /// Under the lock of a page table, as `pin_user_pages_remote()` is called.
+    Locked,
+    /// Without it, as `pin_user_pages_fast()`.
+    Fast,
+}
 
 /// What a pin keeps; dropped, it leaves the pages pinned.
 pub(crate) struct Pinned(Arc<User>);
@@ -220,7 +233,7 @@ unsafe impl Pinner for SimulatedPins {
         _prot: Prot,
         sink: &mut dyn SpanSink,
     ) -> Result<Pinned, PinFailed<Pinned, NoMemory>> {
-        let _table = user.table.read();
+        let _table = (*self == Self::Locked).then(|| user.table.read());
         let pin = Pinned(Arc::clone(user));
         let pages = (range.len_less_one() >> PAGE_LG2) + 1;
         match user.pin_all(range, sink) {
@@ -228,9 +241,9 @@ unsafe impl Pinner for SimulatedPins {
                 spend(user.cost.call + pages * user.cost.page);
                 Ok(pin)
             }
-            Err(Pause { run, error }) => {
-                if let Some(run) = run {
-                    user.unpin(run, Dirty::Clean);
+            Err(Pause { start, end, error }) => {
+                if start < end {
+                    user.unpin_bytes(start, end - start);
                 }
                 Err(PinFailed { range, error, pin: (user.pins() > 0).then_some(pin) })
             }
@@ -238,11 +251,7 @@ unsafe impl Pinner for SimulatedPins {
     }
 
     fn unpin(&self, _: Promise<'_>, pin: &mut Pinned, spans: &[Span], _: Kind, dirty: Dirty) {
-        let mut bytes = 0;
-        for span in spans {
-            pin.0.unpin(*span, dirty);
-            bytes += span.len();
-        }
+        let bytes = pin.0.unpin(spans, dirty);
         spend((bytes >> PAGE_LG2) * pin.0.cost.page);
     }
 

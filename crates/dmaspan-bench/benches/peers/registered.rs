@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use super::contention::{self, CPUS};
 use super::pins::{Cost, Lie, SimulatedPins, USER, User};
+use super::slab;
 use super::{PROT, ROUNDS, SZ_1G, SZ_1M, SZ_2M, SZ_4K, SZ_64K};
 use super::{is_wanted, measure};
 
@@ -89,7 +90,7 @@ impl Ring {
         let user = Arc::new(User::new(buffers * bytes, order, lie, cost));
         let account = Account::with_counting(LIMIT, counting);
         let pinned =
-            Pinned::new(Arc::new(SimulatedPins), Arc::clone(&user), Arc::clone(&account), 12);
+            Pinned::new(Arc::new(SimulatedPins::Fast), Arc::clone(&user), Arc::clone(&account), 12);
         let request = |nth| {
             let range = UserRange::from_len(UserAddr::new(USER + nth * bytes), bytes);
             BufferRequest::new(range.expect("a valid range"))
@@ -318,6 +319,7 @@ pub(crate) fn run(wanted: &[String]) {
 }
 
 fn run_alone(wanted: &[String]) {
+    slab::begin();
     for (nth, memory) in KINDS.into_iter().enumerate() {
         if matches!(wanted, [same] if same == "same") {
             Ring::new(memory, CHEAP, Counting::Mappings).print_same();

@@ -62,6 +62,7 @@ impl<A: Address> Buffer<A> {
     }
 
     /// The same, of memory whose keeper makes the promise.
+    #[inline(always)]
     pub(crate) fn kept(
         segments: Segments<A>,
         user: UserRange,
@@ -247,12 +248,11 @@ impl<F: Fn(u64) + Send + Sync> TagSink for F {
 ///
 /// An [`Import`] borrows the node. An operation that is put away keeps the node, the offset and the
 /// length, and imports again what is left when it goes on: that takes nanoseconds.
-pub struct Node<A: Address>(Arc<Inner<A>>);
-
-/// Fields are dropped in this order: the sink is told when the buffer was let go.
-struct Inner<A: Address> {
+pub struct Node<A: Address> {
+    // Fields are dropped in this order. So whoever drops the last reference to the tag, and tells
+    // the sink, comes after all that let go of the buffer.
     buffer: Arc<Buffer<A>>,
-    tag: Option<Tag>,
+    tag: Option<Arc<Tag>>,
 }
 
 /// Tells a sink when it is dropped.
@@ -273,31 +273,31 @@ impl Drop for Tag {
 impl<A: Address> Node<A> {
     /// A node without a tag.
     pub(super) fn new(buffer: Arc<Buffer<A>>) -> Self {
-        Self(Arc::new(Inner { buffer, tag: None }))
+        Self { buffer, tag: None }
     }
 
     pub(super) fn tagged(buffer: Arc<Buffer<A>>, tag: u64, sink: &Arc<dyn TagSink>) -> Self {
         let tag = Tag { tag, sink: Arc::clone(sink) };
-        Self(Arc::new(Inner { buffer, tag: Some(tag) }))
+        Self { buffer, tag: Some(Arc::new(tag)) }
     }
 
     /// Has nobody told when this node goes, which is not shared yet.
     pub(super) fn forget_tag(&mut self) {
-        if let Some(tag) = Arc::get_mut(&mut self.0).and_then(|inner| inner.tag.as_mut()) {
+        if let Some(tag) = self.tag.as_mut().and_then(Arc::get_mut) {
             tag.tag = 0;
         }
     }
 
     /// The buffer, which other registries may share.
     pub fn buffer(&self) -> &Arc<Buffer<A>> {
-        &self.0.buffer
+        &self.buffer
     }
 }
 
 impl<A: Address> Clone for Node<A> {
     #[inline]
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self { buffer: Arc::clone(&self.buffer), tag: self.tag.clone() }
     }
 }
 
@@ -306,7 +306,7 @@ impl<A: Address> Deref for Node<A> {
 
     #[inline(always)]
     fn deref(&self) -> &Buffer<A> {
-        &self.0.buffer
+        &self.buffer
     }
 }
 

@@ -47,18 +47,24 @@ impl BuildError {
 #[derive(Debug)]
 pub struct SegmentsBuilder<A: Address> {
     closed: Closed,
-    /// Where the segment begins that the next span may join.
+    /// Where the segment begins that the next span may join, and what is behind it; 0 where nothing
+    /// was taken, and behind the last address, where no span joins.
     open_start: u64,
-    /// How many bytes it has; 0 where nothing was taken.
-    open_len: u64,
+    open_end: u64,
     len: u64,
+    /// How many bytes come, as far as that is known; 0 where it is not.
+    expected: u64,
     addresses: PhantomData<A>,
 }
+
+/// The most segments that there is room for before a second one has come.
+const MOST_EXPECTED: u64 = 64;
 
 /// The segments that nothing joins any more.
 #[derive(Debug)]
 enum Closed {
-    /// All but the first have `unit` bytes, a power of two, and the first has no more.
+    /// All but the first have `unit` bytes, a power of two, and the first has no more. Where there
+    /// is no other than the first, `unit` is its length or 0.
     Uniform {
         starts: Vec<u64>,
         first_len: u64,
@@ -82,8 +88,13 @@ impl<A: Address> Default for SegmentsBuilder<A> {
 impl<A: Address> SegmentsBuilder<A> {
     /// No spans.
     pub fn new() -> Self {
+        Self::expecting(0)
+    }
+
+    /// No spans, of so many bytes that will come, most likely.
+    pub(super) fn expecting(expected: u64) -> Self {
         let closed = Closed::default();
-        Self { closed, open_start: 0, open_len: 0, len: 0, addresses: PhantomData }
+        Self { closed, open_start: 0, open_end: 0, len: 0, expected, addresses: PhantomData }
     }
 
     /// Takes the next span.
@@ -91,20 +102,59 @@ impl<A: Address> SegmentsBuilder<A> {
     /// # Errors
     ///
     /// [`BuildError::NoMemory`] and [`BuildError::TooLong`]. Then it was not taken.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, span: Span<A>) -> Result<(), BuildError> {
-        let len = self.len.checked_add(span.len()).ok_or(BuildError::TooLong)?;
-        let start = span.start().get();
-        if self.open_len != 0 {
-            if self.open_start.checked_add(self.open_len) == Some(start) {
-                self.open_len += span.len();
-                self.len = len;
-                return Ok(());
+        if self.push_quickly(span) { Ok(()) } else { self.push_other(span) }
+    }
+
+    /// Takes a span that is the first, that joins, or that comes behind a segment as long as the
+    /// one before, and returns whether it did.
+    #[inline(always)]
+    pub(super) fn push_quickly(&mut self, span: Span<A>) -> bool {
+        let (start, end) = (span.start().get(), span.start().get().wrapping_add(span.len()));
+        let Some(len) = self.len.checked_add(span.len()) else { return false };
+        if start != self.open_end || start == 0 {
+            let open_len = self.open_len();
+            match &mut self.closed {
+                Closed::Uniform { starts, unit, .. }
+                    if *unit == open_len && starts.len() < starts.capacity() =>
+                {
+                    starts.push(self.open_start);
+                }
+                _ if self.len == 0 => {}
+                _ => return false,
             }
-            self.closed.push(self.open_start, self.open_len, self.len)?;
+            self.open_start = start;
         }
-        (self.open_start, self.open_len, self.len) = (start, span.len(), len);
+        (self.open_end, self.len) = (end, len);
+        true
+    }
+
+    /// Takes one that does not join, behind a segment that is the first of its kind or has no room
+    /// yet.
+    #[inline(never)]
+    pub(super) fn push_other(&mut self, span: Span<A>) -> Result<(), BuildError> {
+        let start = span.start().get();
+        let len = self.len.checked_add(span.len()).ok_or(BuildError::TooLong)?;
+        let open_len = self.open_len();
+        if let Closed::Uniform { starts, .. } = &mut self.closed
+            && starts.capacity() == 0
+            && let Some(guess) = self.expected.checked_div(open_len)
+        {
+            // As if all were as long as the first one. Without memory for so many there may be for
+            // those that come.
+            let _ = starts.try_reserve_exact(to_index(guess.min(MOST_EXPECTED)));
+        }
+        if open_len != 0 {
+            self.closed.push(self.open_start, open_len, self.len)?;
+        }
+        (self.open_start, self.open_end) = (start, start.wrapping_add(span.len()));
+        self.len = len;
         Ok(())
+    }
+
+    fn open_len(&self) -> u64 {
+        self.open_end.wrapping_sub(self.open_start)
     }
 
     /// Returns how many bytes were taken.
@@ -114,7 +164,7 @@ impl<A: Address> SegmentsBuilder<A> {
 
     /// Returns whether no span was taken.
     pub fn is_empty(&self) -> bool {
-        self.open_len == 0
+        self.len == 0
     }
 
     /// Returns what was taken, joined.
@@ -130,7 +180,7 @@ impl<A: Address> SegmentsBuilder<A> {
     }
 
     fn open(&self) -> Option<Span<A>> {
-        let above = self.open_len.checked_sub(1)?;
+        let above = self.open_len().checked_sub(1)?;
         Some(Span::covering(A::new(self.open_start), above))
     }
 
@@ -139,16 +189,22 @@ impl<A: Address> SegmentsBuilder<A> {
     /// # Errors
     ///
     /// [`BuildError`]: no memory for them, none at all, or too many. Then nothing is taken away.
+    #[inline(always)]
     pub fn build(&mut self) -> Result<Segments<A>, BuildError> {
         let open = self.open().ok_or(BuildError::Empty)?;
         if self.closed.count() == 0 {
-            *self = Self::new();
+            (self.open_start, self.open_end, self.len) = (0, 0, 0);
             return Ok(Segments::one(open));
         }
-        let (start, open_len) = (self.open_start, self.open_len);
+        self.build_many()
+    }
+
+    #[inline(never)]
+    fn build_many(&mut self) -> Result<Segments<A>, BuildError> {
+        let (start, open_len) = (self.open_start, self.open_len());
         let segments = match self.closed.unit_with(open_len, self.len) {
             Some((unit_lg2, skew)) => {
-                let mut starts = self.closed.starts_and(start)?;
+                let mut starts = self.closed.take_starts_and(start)?;
                 if let Some(start) = starts.first_mut() {
                     *start = start.wrapping_sub(skew);
                 }
@@ -190,7 +246,6 @@ impl Closed {
     }
 
     /// Adds a segment, behind the last byte of which `end` bytes were taken.
-    #[inline]
     fn push(&mut self, start: u64, len: u64, end: u64) -> Result<(), BuildError> {
         if let Self::Uniform { starts, first_len, unit } = self {
             let fits = match starts.len() {
@@ -200,9 +255,11 @@ impl Closed {
             };
             if fits {
                 reserve_one(starts)?;
-                match starts.len() {
-                    0 => *first_len = len,
-                    _ => *unit = len,
+                if starts.is_empty() {
+                    *first_len = len;
+                }
+                if len.is_power_of_two() {
+                    *unit = len;
                 }
                 starts.push(start);
                 return Ok(());
@@ -228,12 +285,16 @@ impl Closed {
         (last_len <= unit && len.checked_add(skew).is_some()).then(|| (lg2::floor(unit), skew))
     }
 
-    /// The addresses of all segments, which are uniform, and of the last one.
-    fn starts_and(&self, last: u64) -> Result<Box<[u64]>, BuildError> {
+    /// Takes the addresses of all segments, which are uniform, and adds that of the last one.
+    fn take_starts_and(&mut self, last: u64) -> Result<Box<[u64]>, BuildError> {
         let starts = match self {
-            Self::Uniform { starts, .. } => &**starts,
-            Self::Mixed(_) => &[],
+            Self::Uniform { starts, .. } => starts,
+            Self::Mixed(_) => &mut Vec::new(),
         };
+        if starts.len() + 1 == starts.capacity() {
+            starts.push(last);
+            return Ok(mem::take(starts).into_boxed_slice());
+        }
         let mut all = with_capacity(starts.len() + 1)?;
         all.extend_from_slice(starts);
         all.push(last);
@@ -288,7 +349,6 @@ fn mixed(pieces: Box<[Piece]>, len: u64) -> Result<Mixed, BuildError> {
     Ok(Mixed { pieces, directory: directory.into_boxed_slice(), part_lg2 })
 }
 
-#[inline]
 fn reserve_one<T>(all: &mut Vec<T>) -> Result<(), BuildError> {
     let segments = all.len() + 1;
     all.try_reserve(1).map_err(|_| BuildError::NoMemory { segments })

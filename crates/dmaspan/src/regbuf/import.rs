@@ -58,6 +58,68 @@ impl<'a, A: Address> Import<'a, A> {
         self.end - self.position
     }
 
+    /// Puts the next pieces into `room`, as many as it has places for, and returns how many.
+    #[inline]
+    pub(super) fn fill(&mut self, room: &mut [Span<A>]) -> usize {
+        let mut filled = 0;
+        while let Some(places) = room.get_mut(filled..).filter(|places| !places.is_empty()) {
+            let whole = self.fill_whole(places);
+            filled += whole;
+            if whole == 0 {
+                let (Some(place), Some(piece)) = (places.first_mut(), self.next()) else { break };
+                *place = piece;
+                filled += 1;
+            }
+        }
+        filled
+    }
+
+    /// The same of pieces that are whole segments; none where the next one is not.
+    #[inline]
+    fn fill_whole(&mut self, room: &mut [Span<A>]) -> usize {
+        let mut filled = 0;
+        match &self.segments.layout {
+            Layout::Uniform { starts, unit_lg2 } if self.position & lg2::mask(*unit_lg2) == 0 => {
+                let whole = to_index((self.end - self.position) >> unit_lg2);
+                let index = to_index(self.position >> unit_lg2);
+                let starts = starts.get(index..).unwrap_or_default();
+                filled = whole.min(starts.len()).min(room.len());
+                let above = lg2::mask(*unit_lg2);
+                let (room, starts) = (&mut room[..filled], &starts[..filled]);
+                for (place, start) in room.iter_mut().zip(starts) {
+                    *place = Span::covering(A::new(*start), above);
+                }
+                self.position += u64::try_from(filled).unwrap_or(0) << unit_lg2;
+            }
+            Layout::Mixed(mixed) => {
+                for (place, (origin, end)) in room.iter_mut().zip(mixed.behind(self.index)) {
+                    if end > self.end {
+                        break;
+                    }
+                    let start = origin.wrapping_add(self.position);
+                    *place = Span::covering(A::new(start), end - self.position - 1);
+                    self.position = end;
+                    self.index += 1;
+                    filled += 1;
+                }
+            }
+            Layout::One { .. } | Layout::Uniform { .. } => {}
+        }
+        filled
+    }
+
+    /// The only segment, or what is left of it; `None` where there are more.
+    #[inline]
+    pub(super) fn single(&self) -> Option<Span<A>> {
+        let above = (self.end - self.position).checked_sub(1)?;
+        match self.segments.layout {
+            Layout::One { start } => {
+                Some(Span::covering(A::new(start.wrapping_add(self.position)), above))
+            }
+            Layout::Uniform { .. } | Layout::Mixed(_) => None,
+        }
+    }
+
     /// Returns how many pieces are left; found without going through them.
     pub fn pieces(&self) -> usize {
         let Some(last) = self.end.checked_sub(1).filter(|last| *last >= self.position) else {

@@ -3,7 +3,6 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::convert::Infallible;
 use core::fmt;
 
 use lock_api::Mutex;
@@ -97,15 +96,20 @@ impl<P: Pinner> Pinned<P> {
     {
         let pages = self.pages(user);
         let access = access & Prot::READ_WRITE;
-        let (mut segments, mut pin) = self.pin(pages, access)?;
-        pin.around = Around {
-            before: user.start().get() - pages.start().get(),
-            behind: pages.last().get() - user.last().get(),
-        };
-        segments.narrow(pin.around.before, pin.around.behind);
+        let before = user.start().get() - pages.start().get();
+        let behind = pages.last().get() - user.last().get();
+        // Where it stays from now on.
+        let mut pin = Box::new(Pin {
+            pinner: Arc::clone(&self.pinner),
+            pin: Mutex::new(None),
+            charge: self.account.charge_none(&*self.pinner, &self.space),
+            dirty: Dirty::after(access),
+            around: Around { before, behind },
+        });
+        let mut segments = pin.pin(&self.space, pages, access)?;
+        segments.narrow(before, behind);
         let got = segments.len();
-        Buffer::kept(segments, user, access, Box::new(pin))
-            .map_err(|_| PinBufferError::Pinned { user, got })
+        Buffer::kept(segments, user, access, pin).map_err(|_| PinBufferError::Pinned { user, got })
     }
 
     /// The whole pages under a range.
@@ -114,39 +118,82 @@ impl<P: Pinner> Pinned<P> {
         let last = user.last().get() | lg2::mask(self.page_lg2);
         UserRange::new(UserAddr::new(start), UserAddr::new(last)).unwrap_or(user)
     }
+}
 
-    /// Pins and charges whole pages.
+impl<P: Pinner + 'static> Source for Pinned<P> {
+    type Addr = P::Address;
+    type Error = PinBufferError<P::Error>;
+
+    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<P::Address>, Self::Error> {
+        Self::buffer(self, user, access)
+    }
+
+    fn owner(&self) -> Owner<'_> {
+        let space = self.pinner.space_id(&self.space);
+        Owner { account: Some(&self.account), space, device: None }
+    }
+
+    fn errno(&self, error: &Self::Error) -> Errno {
+        error.errno()
+    }
+}
+
+/// Bytes that are pinned for a buffer and not of it: those of its pages before and behind it.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    before: u64,
+    behind: u64,
+}
+
+/// What a buffer keeps. Dropped without an end it leaks the pin and gives back the charge.
+struct Pin<P: Pinner> {
+    pinner: Arc<P>,
+    /// In a lock as a pin need not be `Sync`; it is never waited for.
+    pin: Mutex<Flag, Option<P::Pin>>,
+    charge: Charge,
+    dirty: Dirty,
+    around: Around,
+}
+
+/// How many spans are unpinned at once: they are on the stack.
+const BATCH: usize = 32;
+
+impl<P: Pinner> Pin<P> {
+    /// Charges and pins whole pages. Nothing is pinned after an error.
     fn pin(
-        &self,
+        &mut self,
+        space: &P::Space,
         pages: UserRange,
         access: Prot,
-    ) -> Result<PinnedSegments<P>, PinBufferError<P::Error>> {
+    ) -> Result<Segments<P::Address>, PinBufferError<P::Error>> {
         let over = |over| PinBufferError::OverLimit { user: pages, over };
-        let charge = self.account.charge_pin(&*self.pinner, &self.space, pages).map_err(over)?;
-        let mut sink = Sink { builder: SegmentsBuilder::new(), stopped: None };
-        let (pin, error) = match self.pinner.pin(&self.space, pages, access, &mut sink) {
-            Ok(pin) => (Some(pin), None),
-            Err(PinFailed { error, pin, .. }) => (pin, Some(error)),
-        };
-        let mut pin = Pin {
-            pinner: Arc::clone(&self.pinner),
-            pin: Mutex::new(pin),
-            charge,
-            dirty: Dirty::after(access),
-            around: Around::default(),
+        self.charge.start(&*self.pinner, space, pages).map_err(over)?;
+        let expected = pages.checked_len().unwrap_or(0);
+        let mut sink = Sink { builder: SegmentsBuilder::expecting(expected), stopped: None };
+        let error = match self.pinner.pin(space, pages, access, &mut sink) {
+            Ok(pin) => {
+                *self.pin.get_mut() = Some(pin);
+                None
+            }
+            Err(PinFailed { error, pin, .. }) => {
+                *self.pin.get_mut() = pin;
+                Some(error)
+            }
         };
         let segments = match self.found(error, &mut sink, pages) {
             Ok(segments) => segments,
             Err(error) => {
-                pin.unpin(sink.builder.spans());
+                let mut spans = sink.builder.spans();
+                self.unpin(|take| in_batches(|room| fill_with(&mut spans, room), take));
                 return Err(error);
             }
         };
-        if let Err(error) = pin.charge_found(pages, &segments) {
-            pin.unpin(segments.iter());
+        if let Err(error) = self.charge_found(pages, &segments) {
+            let mut spans = segments.iter();
+            self.unpin(|take| in_batches(|room| spans.fill(room), take));
             return Err(over(error));
         }
-        Ok((segments, pin))
+        Ok(segments)
     }
 
     /// The segments of what was pinned, or why it is not what was asked for.
@@ -174,50 +221,7 @@ impl<P: Pinner> Pinned<P> {
             },
         }
     }
-}
 
-impl<P: Pinner + 'static> Source for Pinned<P> {
-    type Addr = P::Address;
-    type Error = PinBufferError<P::Error>;
-
-    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<P::Address>, Self::Error> {
-        Self::buffer(self, user, access)
-    }
-
-    fn owner(&self) -> Owner<'_> {
-        let space = self.pinner.space_id(&self.space);
-        Owner { account: Some(&self.account), space, device: None }
-    }
-
-    fn errno(&self, error: &Self::Error) -> Errno {
-        error.errno()
-    }
-}
-
-/// Where pinned memory is, and what keeps it so.
-type PinnedSegments<P> = (Segments<<P as Pinner>::Address>, Pin<P>);
-
-/// Bytes that are pinned for a buffer and not of it: those of its pages before and behind it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Around {
-    before: u64,
-    behind: u64,
-}
-
-/// What a buffer keeps. Dropped without an end it leaks the pin and gives back the charge.
-struct Pin<P: Pinner> {
-    pinner: Arc<P>,
-    /// In a lock as a pin need not be `Sync`; it is never waited for.
-    pin: Mutex<Flag, Option<P::Pin>>,
-    charge: Charge,
-    dirty: Dirty,
-    around: Around,
-}
-
-/// How many spans are unpinned at once: they are on the stack.
-const BATCH: usize = 32;
-
-impl<P: Pinner> Pin<P> {
     /// Charges what was pinned, as far as that was not known before.
     fn charge_found(
         &mut self,
@@ -225,58 +229,69 @@ impl<P: Pinner> Pin<P> {
         segments: &Segments<P::Address>,
     ) -> Result<(), OverLimit> {
         if self.charge.counts_frames() {
-            let mut room = SpanBuf::room::<BATCH>();
-            let charge = |spans: &[Span]| self.charge.found(spans);
+            let mut charged = Ok(());
+            let charge = &mut |spans: &[Span]| {
+                if charged.is_ok() {
+                    charged = self.charge.found(spans);
+                }
+            };
             // In the order in which the account keeps them, so that what is looked at for one is in
             // a cache for the next; or, without memory for that, in their own.
             let mut sorted = Vec::new();
             if sorted.try_reserve_exact(segments.count()).is_ok() {
                 sorted.extend(segments.iter().map(Span::output));
                 sorted.sort_unstable_by_key(|span: &Span| span.start());
-                in_batches(sorted.into_iter(), &mut room, charge)?;
+                let mut sorted = sorted.into_iter();
+                in_batches(|room| fill_with(&mut sorted, room), charge);
             } else {
-                in_batches(segments.iter().map(Span::output), &mut room, charge)?;
+                let mut spans = segments.iter().map(Span::output);
+                in_batches(|room| fill_with(&mut spans, room), charge);
             }
+            charged?;
         }
         self.charge.settle([pages])
     }
 
-    /// Unpins everything.
-    fn unpin(&mut self, spans: impl Iterator<Item = Span<P::Address>>) {
+    /// Unpins everything, all of which is passed to what the closure gets.
+    #[inline(always)]
+    fn unpin(&mut self, all: impl FnOnce(&mut dyn FnMut(&[Span<P::Address>]))) {
         let Some(mut pin) = self.pin.get_mut().take() else { return };
-        let mut room = SpanBuf::room::<BATCH>();
-        let Ok(()) = in_batches(spans, &mut room, |spans| {
+        all(&mut |spans| {
             self.pinner.unpin(Promise::kept(), &mut pin, spans, Kind::Memory, self.dirty);
-            Ok::<(), Infallible>(())
         });
         self.pinner.release(Promise::kept(), pin);
     }
 }
 
-#[expect(clippy::manual_try_fold, reason = "only an import's `fold` looks for no segment anew")]
-fn in_batches<A: Address, E>(
-    spans: impl Iterator<Item = Span<A>>,
-    room: &mut [Span<A>],
-    mut take: impl FnMut(&[Span<A>]) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut batch = SpanBuf::new(room);
-    spans.fold(Ok(()), |result, span| {
-        result?;
-        if batch.push(span).is_err() {
-            take(batch.spans())?;
-            batch.clear();
-            // The room has a place.
-            let _ = batch.push(span);
+/// Passes on what `fill` puts into room, until it leaves some.
+fn in_batches<A: Address>(
+    mut fill: impl FnMut(&mut [Span<A>]) -> usize,
+    take: &mut dyn FnMut(&[Span<A>]),
+) {
+    let mut room = SpanBuf::room::<BATCH>();
+    let mut filled = BATCH;
+    while filled == BATCH {
+        filled = fill(&mut room);
+        if filled > 0 {
+            take(room.get(..filled).unwrap_or_default());
         }
-        Ok(())
-    })?;
-    if batch.is_empty() { Ok(()) } else { take(batch.spans()) }
+    }
+}
+
+/// Puts what comes into room, and returns how much that is.
+fn fill_with<A>(spans: &mut impl Iterator<Item = Span<A>>, room: &mut [Span<A>]) -> usize {
+    room.iter_mut().zip(spans).map(|(place, span)| *place = span).count()
 }
 
 impl<P: Pinner> Keep<P::Address> for Pin<P> {
     fn end(&mut self, segments: &Segments<P::Address>) {
         let Around { before, behind } = self.around;
-        self.unpin(segments.widened(before, behind));
+        let mut spans = segments.widened(before, behind);
+        // One needs no room.
+        match spans.single() {
+            Some(span) => self.unpin(|take| take(&[span])),
+            None => self.unpin(|take| in_batches(|room| spans.fill(room), take)),
+        }
     }
 }
 
@@ -293,9 +308,20 @@ enum Why {
 }
 
 impl<A: Address> SpanSink<A> for Sink<A> {
+    #[inline]
     fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
+        if kind == Kind::Memory && self.builder.push_quickly(span) {
+            return Ok(());
+        }
+        self.push_other(span, kind)
+    }
+}
+
+impl<A: Address> Sink<A> {
+    #[inline(never)]
+    fn push_other(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
         let result = match kind {
-            Kind::Memory => self.builder.push(span).map_err(Why::Build),
+            Kind::Memory => self.builder.push_other(span).map_err(Why::Build),
             Kind::Mmio => Err(Why::NotMemory),
         };
         result.map_err(|why| {

@@ -186,10 +186,7 @@ impl<S: Source> Registry<S> {
     pub fn register(&mut self, requests: &[BufferRequest]) -> Result<(), S> {
         let mut table = self.new_table(requests.len())?;
         let mut slots = (0..).zip(requests).zip(&mut table);
-        let result = slots.try_for_each(|((index, request), slot)| {
-            *slot = self.make(index, request)?;
-            Ok(())
-        });
+        let result = slots.try_for_each(|((index, request), slot)| self.fill(slot, index, request));
         match result {
             Ok(()) => self.table = table,
             // Nobody knows of these buffers, so nobody is told that they go.
@@ -243,11 +240,12 @@ impl<S: Source> Registry<S> {
         }
         let mut done = 0;
         for (index, request) in (index..).zip(requests) {
-            let new = match self.make(index, request) {
-                Ok(new) => new,
+            let mut new = BufferSlot::Vacant;
+            match self.fill(&mut new, index, request) {
+                Ok(()) => {}
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
-            };
+            }
             if let Some(slot) = self.table.get_mut(to_index(index)) {
                 *slot = new;
                 done += 1;
@@ -330,15 +328,17 @@ impl<S: Source> Registry<S> {
         vacant::<S>(slots)
     }
 
-    /// What a slot gets.
-    fn make(&self, index: u32, request: &BufferRequest) -> Result<BufferSlot<S::Addr>, S> {
+    /// Gives a vacant slot what is requested.
+    #[inline]
+    fn fill(
+        &self,
+        slot: &mut BufferSlot<S::Addr>,
+        index: u32,
+        request: &BufferRequest,
+    ) -> Result<(), S> {
         let BufferRequest { user, access, tag } = *request;
         let Some(user) = user else {
-            return if tag == 0 {
-                Ok(BufferSlot::Vacant)
-            } else {
-                Err(Error::TagOfVacant { index, tag })
-            };
+            return if tag == 0 { Ok(()) } else { Err(Error::TagOfVacant { index, tag }) };
         };
         if !access.permits_access() {
             return Err(Error::NoAccess { user, access });
@@ -352,10 +352,11 @@ impl<S: Source> Registry<S> {
             Error::Buffer { index, error, errno }
         })?;
         let buffer = Arc::new(buffer);
-        Ok(BufferSlot::Registered(match &self.tags {
+        *slot = BufferSlot::Registered(match &self.tags {
             Some(sink) if tag != 0 => Node::tagged(buffer, tag, sink),
             _ => Node::new(buffer),
-        }))
+        });
+        Ok(())
     }
 }
 

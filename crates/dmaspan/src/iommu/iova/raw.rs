@@ -17,8 +17,8 @@ use crate::range::IovaRange;
 #[repr(C)]
 pub(crate) struct Raw {
     pub(crate) range: IovaRange,
-    /// One more than the class of what is taken for the range, which may be more.
-    above_class: NonZero<u64>,
+    /// In its upper half the class of what is taken for the range, which may be more.
+    class: NonZero<u64>,
 }
 
 const _: () = assert!(size_of::<Option<Iovas>>() == size_of::<Iovas>());
@@ -26,12 +26,12 @@ const _: () = assert!(size_of::<Option<Iovas>>() == size_of::<Iovas>());
 impl Raw {
     #[inline(always)]
     pub(super) fn new(range: IovaRange, class: u32) -> Self {
-        Self { range, above_class: NonZero::<u64>::MIN.saturating_add(u64::from(class)) }
+        Self { range, class: NonZero::<u64>::MIN | u64::from(class) << 32 }
     }
 
     #[inline(always)]
     pub(super) fn class(&self) -> u32 {
-        u32::try_from(self.above_class.get() - 1).unwrap_or(UNCACHED)
+        u32::try_from(self.class.get() >> 32).unwrap_or(UNCACHED)
     }
 }
 
@@ -39,8 +39,8 @@ impl Iovas {
     /// Without the space, which the caller knows.
     #[inline(always)]
     pub(crate) fn into_raw(self) -> Raw {
-        let Raw { range, above_class } = ManuallyDrop::new(self).raw;
-        Raw { range, above_class }
+        let Raw { range, class } = ManuallyDrop::new(self).raw;
+        Raw { range, class }
     }
 }
 

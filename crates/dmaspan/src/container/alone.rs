@@ -8,6 +8,7 @@ use lock_api::RawMutex;
 use super::Container;
 use super::domains::{Domains, Gathers};
 use super::mapping::{Mapping, Pinned, SlotState};
+use super::quarantine::Reserved;
 use super::room::{FEW_SPANS, NO_SPAN, Room};
 use super::takedown::{TakenDown, Unmap};
 use crate::iommu::Event;
@@ -15,20 +16,6 @@ use crate::label::{Caller, Label};
 use crate::pin::{Dirty, Pinner, unpin_outputs};
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
-
-/// Room in quarantine for so many spans, which a panic gives back.
-struct Reserved<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
-    container: &'c Container<P, L, BATCH>,
-    spans: usize,
-}
-
-impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Reserved<'_, P, L, BATCH> {
-    fn drop(&mut self) {
-        if self.spans > 0 {
-            self.container.state.lock().quarantine.give_back(self.spans);
-        }
-    }
-}
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Takes a [plain](Mapping::is_plain) mapping down that is alone, and that there is room for:

@@ -3,6 +3,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::mem;
 
 use lock_api::RawMutex;
 
@@ -12,6 +13,7 @@ use super::error::Error;
 use super::mapper::{Failure, Mapper};
 use super::mapping::{Bound, Leaving, Mapping, MappingSlot, Pinned, Runs, SlotState, Then, Vaddr};
 use super::paging::Reach;
+use super::quarantine::Reserved;
 use super::room::{FEW_SPANS, NO_SPAN, Room};
 use super::takedown::{Unmap, hold};
 use super::{Container, State, unconfirmed};
@@ -123,9 +125,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             Ok(claimed) => claimed,
             Err(error) => self.claim_again(seen, error, range, request)?,
         };
+        let reserved = Reserved { container: self, spans: room };
         let by = Caller { device: None, label: request.label };
         domains.observe(&Event::Mapping { range, by });
-        match self.build(mapping, &domains, (room, walks), request.cancelled) {
+        let built = self.build(mapping, &domains, (room, walks), request.cancelled);
+        mem::forget(reserved);
+        match built {
             Ok((mapping, found)) => {
                 self.finish(range, Some(mapping), domains, room);
                 Ok(found)

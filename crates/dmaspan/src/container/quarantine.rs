@@ -146,6 +146,20 @@ impl Quarantine {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoRoom;
 
+/// Room in quarantine for so many spans, which is given back when this is dropped, by a panic too.
+pub(super) struct Reserved<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
+    pub(super) container: &'c Container<P, L, BATCH>,
+    pub(super) spans: usize,
+}
+
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Reserved<'_, P, L, BATCH> {
+    fn drop(&mut self) {
+        if self.spans > 0 {
+            self.container.state.lock().quarantine.give_back(self.spans);
+        }
+    }
+}
+
 impl<P: Pinner> State<P> {
     /// Where a map of `range`, which is free, must not rely on what hardware knows of tables.
     #[inline(always)]

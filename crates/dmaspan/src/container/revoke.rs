@@ -9,6 +9,7 @@ use lock_api::RawMutex;
 use super::domains::Domains;
 use super::error::Error;
 use super::mapping::{Behind, Mapping, SlotState};
+use super::quarantine::Reserved;
 use super::takedown::hold;
 use super::unmap::Unforgotten;
 use super::{Container, State};
@@ -181,12 +182,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         range: IovaRange,
         room: &mut [Span],
     ) -> (u64, Result<(), HardwareError>) {
-        let reserved = self.state.lock().quarantine.reserve(room.len());
-        if reserved == 0 {
+        let spans = self.state.lock().quarantine.reserve(room.len());
+        if spans == 0 {
             let what = "too many unmaps wait for hardware that does not answer";
             return (0, Err(HardwareError { what, status: 0 }));
         }
-        let mut buf = SpanBuf::new(&mut room[..reserved]);
+        let _reserved = Reserved { container: self, spans };
+        let mut buf = SpanBuf::new(&mut room[..spans]);
         let (mut bytes, mut synced) = (0, Ok(()));
         domains.gathering(&mut |gathers| {
             bytes = gathers.unmap(range, &mut buf, None);
@@ -203,13 +205,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         {
             unpin_outputs(&self.pinner, pin, buf.spans(), Kind::Mmio, dirty);
         }
-        let mut all = self.state.lock();
         if let Some(error) = unforgotten {
             mapping.leaving.failed = mapping.leaving.failed.or(Some(error));
             mapping.leaving.held += buf.len();
+            let mut all = self.state.lock();
             hold(&mut all, mapping.range.start(), buf.spans(), Kind::Mmio);
         }
-        all.quarantine.give_back(reserved);
         (bytes, unforgotten.map_or(Ok(()), Err))
     }
 }

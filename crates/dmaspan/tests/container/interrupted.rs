@@ -25,7 +25,7 @@ use crate::hooked::{Hooking, Owner};
 use crate::quarantine::Liar;
 
 /// After so long a thread hangs: it would have come to its end many times on the busiest machine.
-const HANGS: Duration = Duration::from_secs(300);
+pub(crate) const HANGS: Duration = Duration::from_secs(300);
 
 type Tlb = Iotlb<ArmLpaeS1Walker, dmaspan::io_pgtable::Arena>;
 

@@ -4,6 +4,7 @@
 
 mod access;
 mod account;
+mod alone;
 mod api;
 mod at_once;
 mod batches;

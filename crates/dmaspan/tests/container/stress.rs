@@ -35,7 +35,7 @@ type Refusal = Error<SimPinError>;
 
 /// Sleeps until it is woken: a wake-up that is lost ends the test.
 #[derive(Default)]
-struct Sleeping {
+pub(crate) struct Sleeping {
     lock: Mutex<()>,
     woken: Condvar,
 }
@@ -63,7 +63,7 @@ impl UnmapNotifier for Brief {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Waits {
+pub(crate) enum Waits {
     ByHook,
     Never,
 }

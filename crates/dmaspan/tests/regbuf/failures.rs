@@ -10,7 +10,7 @@ use dmaspan::{Account, Errno, Promise, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::memory::{Holes, SimPinner};
 
-use crate::common::{Of, USER, World, part, span, user};
+use crate::common::{Of, Rng, USER, World, part, span, user};
 
 const PAGE: u64 = 0x1000;
 const ALL: [Counting; 3] = [Counting::Ranges, Counting::Mappings, Counting::Frames];
@@ -264,14 +264,24 @@ unsafe impl Pinner for Script {
 
 /// Asks a script for four pages; what is kept when nothing is left.
 fn ask(pushes: &[(u64, u64, Kind)], end: End, counting: Counting) -> Result<(), Errno> {
+    ask_for(4, pushes, end, counting)
+}
+
+/// The same for so many pages.
+fn ask_for(
+    pages: u64,
+    pushes: &[(u64, u64, Kind)],
+    end: End,
+    counting: Counting,
+) -> Result<(), Errno> {
     let pushes = pushes.iter().map(|(first, len, kind)| (span(first * PAGE, *len), *kind));
     let script =
-        Script { pushes: pushes.collect(), end, estimate: 4 * PAGE, books: Mutex::default() };
+        Script { pushes: pushes.collect(), end, estimate: pages * PAGE, books: Mutex::default() };
     let (script, account) = (Arc::new(script), Account::with_counting(u64::MAX, counting));
     let source = Pinned::new(Arc::clone(&script), (), Arc::clone(&account), 12);
-    let result = source.buffer(user(USER + 7, 4 * PAGE - 9), Prot::READ_WRITE);
+    let result = source.buffer(user(USER + 7, pages * PAGE - 9), Prot::READ_WRITE);
     if let Ok(buffer) = &result {
-        assert_eq!((account.used(), buffer.len()), (4 * PAGE, 4 * PAGE - 9));
+        assert_eq!((account.used(), buffer.len()), (pages * PAGE, pages * PAGE - 9));
         assert_eq!(script.books.lock().unwrap().pins, 1);
     }
     let result = result.map(drop).map_err(|error| error.errno());
@@ -353,5 +363,29 @@ fn buffers_of_more_spans_than_are_unpinned_at_once_are_unpinned() {
             drop(buffer);
             world.assert_idle();
         }
+    }
+}
+
+#[test]
+fn spans_of_any_lengths_are_unpinned_once_however_far_a_pinner_came() {
+    let mut rng = Rng::new(3);
+    for round in 0..if cfg!(miri) { 20 } else { 1000 } {
+        let counting = ALL[rng.index(3)];
+        // Some are uniform, or but for the first one, and some are of any lengths.
+        let (longest, usual) = (1 + rng.below(4), 1 << rng.below(3));
+        let (mut pages, mut at, mut pushes) = (0, 0, Vec::new());
+        for _ in 0..1 + rng.below(150) {
+            let len = if rng.below(9) < 8 { usual } else { 1 + rng.below(longest) };
+            // Some join the one before.
+            at += rng.below(8).min(1);
+            pushes.push((at, len * PAGE, Kind::Memory));
+            (at, pages) = (at + len, pages + len);
+        }
+        assert_eq!(ask_for(pages, &pushes, End::Pinned, counting), Ok(()), "{round}");
+        let end = [End::Fails, End::Stops, End::Pinned][rng.index(3)];
+        let asked = pages + u64::from(end == End::Pinned);
+        assert!(ask_for(asked, &pushes, end, counting).is_err(), "{round}");
+        pushes.push((at + 1, PAGE, Kind::Mmio));
+        assert_eq!(ask_for(pages + 1, &pushes, end, counting), Err(Errno::EFAULT), "{round}");
     }
 }

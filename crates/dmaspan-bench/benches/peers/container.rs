@@ -22,6 +22,7 @@ use dmaspan_sim::walker::{Access, NotATable, Switch, TableWords, Walker};
 use super::dma::Hardware;
 use super::memory::{List, Memory};
 use super::pins::{Cost, Lie, SimulatedPins, USER, User};
+use super::slab;
 use super::{ROUNDS, SZ_1G, SZ_2M, SZ_4K, SZ_64K};
 use super::{is_wanted, measure};
 
@@ -113,6 +114,7 @@ where
     &'static Memory: TableMemory<F::Word, List = List>,
 {
     fn run(&self) {
+        slab::begin();
         for case in CASES {
             if matches!(self.wanted, [same] if same == "same") {
                 self.print_same(case);

@@ -33,6 +33,9 @@ thread_local! {
 
 /// Has small memory come from blocks from now on.
 pub(crate) fn begin() {
+    if START.load(Ordering::Relaxed) != NOWHERE {
+        return;
+    }
     let layout = Layout::from_size_align(ARENA, CHUNK).expect("a valid layout");
     // SAFETY: it has bytes.
     let arena = unsafe { System.alloc(layout) };

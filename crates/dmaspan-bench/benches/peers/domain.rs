@@ -82,8 +82,10 @@ pub(crate) fn run(memory: &'static Memory, wanted: &[String]) {
             bench_pairs(name, memory, pages, threads);
         }
     }
-    if is_wanted(wanted, "dma_pair_4k_1") {
-        bench_dma("dma_pair_4k_1", memory);
+    for (name, flush) in [("dma_pair_4k_1", Flush::Lazy), ("dma_pair_strict_4k_1", Flush::Strict)] {
+        if is_wanted(wanted, name) {
+            bench_dma(name, flush, memory);
+        }
     }
 }
 
@@ -138,8 +140,8 @@ fn bench_pairs(name: &str, memory: &'static Memory, pages: u64, threads: usize) 
 }
 
 /// A page mapped and unmapped through everything that a driver goes through, lazily flushed.
-fn bench_dma(name: &str, memory: &'static Memory) {
-    let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(cpu::MAX) };
+fn bench_dma(name: &str, flush: Flush, memory: &'static Memory) {
+    let config = DmaConfig { flush, ..DmaConfig::new(cpu::MAX) };
     let domain = DmaDomain::new(domain(memory), config, BenchPlatform).expect("IOVAs");
     let device = Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(48));
     let device = device.expect("a device");

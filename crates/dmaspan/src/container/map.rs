@@ -59,8 +59,9 @@ impl<'a, P: Pinner> MapRequest<'a, P> {
         Self { owner: Some(account), ..self }
     }
 
-    /// Asks `cancelled` between batches of spans, and after each GiB that is pinned. Once it
-    /// answers `true` all is taken back and the map ends with [`Error::Cancelled`].
+    /// Asks `cancelled` between batches of spans, and after each GiB that is pinned, not within
+    /// what a pinner pushes at once. Once it answers `true` all is taken back and the map ends with
+    /// [`Error::Cancelled`].
     #[must_use]
     pub fn cancelled_by(self, cancelled: &'a dyn Fn() -> bool) -> Self {
         Self { cancelled, ..self }

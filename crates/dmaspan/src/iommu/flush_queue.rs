@@ -166,9 +166,10 @@ impl<R: RawMutex, L, T> CpuQueue<R, L, T> {
     }
 }
 
-/// The slots that a flush has, which it gives free again. What is still being synced then was torn
-/// out of it by a panic: it is for quarantine, and hardware has to forget everything, since nobody
-/// knows any more what that was.
+/// The slots that a flush has, which it gives free again. What is still there then was torn out of
+/// it by a panic, of a hook or of memory that was released: it is for quarantine, so that the next
+/// flush comes to it, and hardware has to forget everything, since nobody knows any more what that
+/// was.
 struct FlushClaim<'q, P: Platform, L, T> {
     queue: &'q FlushQueue<P, L, T>,
     slots: &'q [Apart<CpuQueue<Flag, L, T>>],
@@ -188,7 +189,10 @@ impl<P: Platform, L, T> FlushClaim<'_, P, L, T> {
 
 impl<P: Platform, L, T> Drop for FlushClaim<'_, P, L, T> {
     fn drop(&mut self) {
-        if self.flushed().any(|(flush, _)| is_syncing(flush.load(Ordering::Relaxed))) {
+        let is_torn = |(flush, held): (&AtomicU64, &Mutex<Flag, Vec<T>>)| {
+            is_syncing(flush.load(Ordering::Relaxed)) || !held.lock().is_empty()
+        };
+        if self.flushed().any(is_torn) {
             self.queue.keep_torn(self.flushed().map(|(_, held)| held));
         }
         self.flushed().for_each(|(flush, _)| flush.store(FREE, Ordering::Release));

@@ -22,3 +22,4 @@ mod reserved;
 mod rig;
 mod single;
 mod sweep;
+mod torn;

@@ -107,8 +107,8 @@ impl<A: Address> SegmentsBuilder<A> {
         if self.push_quickly(span) { Ok(()) } else { self.push_other(span) }
     }
 
-    /// Takes a span that is the first, that joins, or that comes behind a segment as long as the
-    /// one before, and returns whether it did.
+    /// Takes a span that is the first, that joins, or that comes behind a segment for which there
+    /// is a place, and returns whether it did.
     #[inline(always)]
     pub(super) fn push_quickly(&mut self, span: Span<A>) -> bool {
         let (start, end) = (span.start().get(), span.start().get().wrapping_add(span.len()));
@@ -120,6 +120,9 @@ impl<A: Address> SegmentsBuilder<A> {
                     if *unit == open_len && starts.len() < starts.capacity() =>
                 {
                     starts.push(self.open_start);
+                }
+                Closed::Mixed(pieces) if pieces.len() < pieces.capacity() => {
+                    pieces.push(Piece::ending(self.open_start, open_len, self.len));
                 }
                 _ if self.len == 0 => {}
                 _ => return false,
@@ -268,7 +271,7 @@ impl Closed {
         }
         if let Self::Mixed(pieces) = self {
             reserve_one(pieces)?;
-            pieces.push(Piece { origin: start.wrapping_sub(end - len), end });
+            pieces.push(Piece::ending(start, len, end));
         }
         Ok(())
     }
@@ -304,7 +307,7 @@ impl Closed {
     /// All segments, and the last one of `len` bytes that ends at `end`.
     fn pieces_and(&self, start: u64, len: u64, end: u64) -> Result<Box<[Piece]>, BuildError> {
         let mut all = self.to_pieces(self.count() + 1)?;
-        all.push(Piece { origin: start.wrapping_sub(end - len), end });
+        all.push(Piece::ending(start, len, end));
         Ok(all.into_boxed_slice())
     }
 

@@ -80,6 +80,14 @@ pub(super) struct Piece {
     pub(super) end: u64,
 }
 
+impl Piece {
+    /// A segment of `len` bytes from the address `start` on, behind which is position `end`.
+    #[inline(always)]
+    pub(super) fn ending(start: u64, len: u64, end: u64) -> Self {
+        Self { origin: start.wrapping_sub(end - len), end }
+    }
+}
+
 impl Mixed {
     /// The segment with the byte at `position`, which is one of the buffer.
     #[inline]

@@ -53,12 +53,16 @@ static void *turns_of_cpu(void *p)
 	for (int turn = 0; turn < TURNS_BEFORE + TURNS; turn++) {
 		if (read(turns.token[cpu][0], &token, 1) != 1)
 			die("a turn was not given");
-		usleep(200);	/* by then the CPU that gave the turn waits for its next one */
+		usleep(2000);	/* by then the CPU that gave the turn waits for its next one */
 		mark = marks[turn < TURNS_BEFORE][cpu];
 		turns.work(cpu, turns.arg);
 		if (write(turns.token[(cpu + 1) % KSHIM_CPUS][1], &token, 1) != 1)
 			die("a turn was not given");
 	}
+	/* A thread that ends does much, which is to be in no operation of another's. */
+	if (read(turns.token[cpu][0], &token, 1) != 1 ||
+	    write(turns.token[(cpu + 1) % KSHIM_CPUS][1], &token, 1) != 1)
+		die("a turn was not given");
 	return NULL;
 }
 

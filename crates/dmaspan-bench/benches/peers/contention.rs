@@ -113,15 +113,17 @@ fn turns(cpu: usize, mut token: PipeReader, mut next: PipeWriter, work: &impl Fn
     for nth in 0..TURNS_BEFORE + TURNS {
         token.read_exact(&mut [0]).expect("a turn is given");
         // By then the CPU that gave the turn waits for its next one.
-        thread::sleep(Duration::from_micros(200));
+        thread::sleep(Duration::from_millis(2));
         if nth == TURNS_BEFORE {
             turn.marks.set(&MARKS[cpu]);
         }
         work(&turn);
-        // Nobody waits for the last one.
-        let _ = next.write_all(&[0]);
+        next.write_all(&[0]).expect("a turn is given");
     }
-    // A CPU that has no turn left may still be given one.
+    // A thread that ends does much, which is to be in no operation of another's.
+    token.read_exact(&mut [0]).expect("all have had their turns");
+    // Nobody waits for the last one, and the pipe is there for it.
+    let _ = next.write_all(&[0]);
     mem::forget(token);
 }
 

@@ -248,11 +248,13 @@ impl<F: Fn(u64) + Send + Sync> TagSink for F {
 ///
 /// An [`Import`] borrows the node. An operation that is put away keeps the node, the offset and the
 /// length, and imports again what is left when it goes on: that takes nanoseconds.
-pub struct Node<A: Address> {
-    // Fields are dropped in this order. So whoever drops the last reference to the tag, and tells
-    // the sink, comes after all that let go of the buffer.
+// It counts for itself, so that registries which share a buffer count on lines of their own.
+pub struct Node<A: Address>(Arc<Inner<A>>);
+
+/// Fields are dropped in this order: the sink is told when the buffer was let go.
+struct Inner<A: Address> {
     buffer: Arc<Buffer<A>>,
-    tag: Option<Arc<Tag>>,
+    tag: Option<Tag>,
 }
 
 /// Tells a sink when it is dropped.
@@ -273,31 +275,31 @@ impl Drop for Tag {
 impl<A: Address> Node<A> {
     /// A node without a tag.
     pub(super) fn new(buffer: Arc<Buffer<A>>) -> Self {
-        Self { buffer, tag: None }
+        Self(Arc::new(Inner { buffer, tag: None }))
     }
 
     pub(super) fn tagged(buffer: Arc<Buffer<A>>, tag: u64, sink: &Arc<dyn TagSink>) -> Self {
         let tag = Tag { tag, sink: Arc::clone(sink) };
-        Self { buffer, tag: Some(Arc::new(tag)) }
+        Self(Arc::new(Inner { buffer, tag: Some(tag) }))
     }
 
     /// Has nobody told when this node goes, which is not shared yet.
     pub(super) fn forget_tag(&mut self) {
-        if let Some(tag) = self.tag.as_mut().and_then(Arc::get_mut) {
+        if let Some(tag) = Arc::get_mut(&mut self.0).and_then(|inner| inner.tag.as_mut()) {
             tag.tag = 0;
         }
     }
 
     /// The buffer, which other registries may share.
     pub fn buffer(&self) -> &Arc<Buffer<A>> {
-        &self.buffer
+        &self.0.buffer
     }
 }
 
 impl<A: Address> Clone for Node<A> {
     #[inline]
     fn clone(&self) -> Self {
-        Self { buffer: Arc::clone(&self.buffer), tag: self.tag.clone() }
+        Self(Arc::clone(&self.0))
     }
 }
 
@@ -306,7 +308,7 @@ impl<A: Address> Deref for Node<A> {
 
     #[inline(always)]
     fn deref(&self) -> &Buffer<A> {
-        &self.buffer
+        &self.0.buffer
     }
 }
 

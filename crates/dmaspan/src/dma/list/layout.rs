@@ -5,6 +5,7 @@
 
 use super::Segment;
 use crate::addr::{DmaAddr, PhysAddr};
+use crate::dma::links::whole;
 use crate::dma::memory::{Piece, Via};
 use crate::lg2;
 use crate::span::Span;
@@ -115,9 +116,7 @@ impl Shape {
     /// The granules of a piece that has a place.
     #[inline(always)]
     pub(in crate::dma) fn whole(&self, span: Span) -> Span {
-        let granule = lg2::mask(self.granule_lg2);
-        let start = PhysAddr::new(span.paddr().get() & !granule);
-        Span::covering(start, (span.last().get() | granule) - start.get())
+        whole(span, lg2::mask(self.granule_lg2))
     }
 
     /// Whether a segment may have these bytes.

@@ -49,6 +49,7 @@
 //! - [`container`]: user memory, pinned, mapped and kept account of, as Linux's VFIO does.
 //! - [`addr`], [`range`](mod@range), [`span`], [`lg2`]: addresses and what they span. Ranges are
 //!   inclusive, so that the top of an address space is an address.
+//! - [`bytes`]: copies of memory that devices and other threads use meanwhile.
 //! - [`prot`], [`pin`], [`follow`], [`account`], [`space`], [`error`]: permissions, the supplier of
 //!   pinned memory, one for kernels and VMMs that follows a CPU's page tables, the limit of what an
 //!   owner may pin, the target that a driver maps into, and an errno for each error.
@@ -59,7 +60,8 @@
 //! what was [leaked]: memory, locks and hardware come through traits. Its unsafe blocks are those
 //! that make tables out of memory ([`Arena`](io_pgtable::Arena),
 //! [`FrameTables`](io_pgtable::FrameTables)), and those that read and write memory that devices
-//! write ([`CoherentFrames`](dma::CoherentFrames), [`FrameBounce`](dma::FrameBounce)).
+//! and other threads write ([`bytes`], [`CoherentFrames`](dma::CoherentFrames),
+//! [`FrameBounce`](dma::FrameBounce)).
 //! [`FrameAlloc`](io_pgtable::FrameAlloc),
 //! [`TableMemory`](io_pgtable::TableMemory),
 //! [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port), [`DmaMemory`](dma::DmaMemory),
@@ -127,6 +129,7 @@ compile_error!(
 pub mod account;
 pub mod addr;
 mod atomic;
+pub mod bytes;
 pub mod container;
 pub mod dma;
 pub mod error;

@@ -93,7 +93,9 @@ pub enum Bounce {
 /// 1. The memory of a slot is the holder's alone until the slot is [released](Self::release), and
 ///    for ever where it never is. Devices may read and write it at any time, padding to the granule
 ///    asked for included.
-/// 2. [`copy`](Self::copy) touches no memory but the slot's and the original's.
+/// 2. [`copy`](Self::copy) touches no memory but the slot's and the original's. Several threads call
+///    it at once, also for the same bytes, or for some that overlap: each byte is accessed
+///    atomically and by itself, as by [`bytes::copy`](crate::bytes::copy).
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"

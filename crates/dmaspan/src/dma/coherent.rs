@@ -24,6 +24,7 @@ use super::memory::{DmaMemory, Piece, Via};
 use super::stage::{STAGE, Stage};
 use super::unmapped::{UnmappedIovas, UnmappedState};
 use crate::addr::{DmaAddr, Iova, PhysAddr};
+pub use crate::bytes::Scalar;
 use crate::iommu::Event;
 use crate::iommu::iova::{Align, Iovas, Request};
 use crate::leak::LeakNote;
@@ -34,7 +35,7 @@ use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
-pub use frames::{CoherentFrames, FrameMemory, Scalar};
+pub use frames::{CoherentFrames, FrameMemory};
 pub use memory::{CoherentMemory, CoherentRequest, Contiguity, NoCoherent};
 pub use pool::{CoherentBlock, CoherentPool, ForeignBlock};
 
@@ -80,8 +81,9 @@ macro_rules! accesses {
         }
 
         /// Returns where the program reaches the first byte: aligned as the address that the device
-        /// has, up to 4096. A reader or writer by the pointer must be volatile, and nothing may be
-        /// borrowed from it: a device may write at any time.
+        /// has, up to 4096. The pointer is read and written by [`bytes`](crate::bytes), which all
+        /// else that accesses the memory uses, and nothing but atomic bytes is borrowed from it: a
+        /// device may write at any time.
         pub fn as_ptr(&self) -> NonNull<u8> {
             self.bytes().start()
         }
@@ -107,7 +109,8 @@ macro_rules! accesses {
             self.bytes_mut().write(offset, value)
         }
 
-        /// Copies bytes from `offset` on out of it, by accesses of any length.
+        /// Copies bytes from `offset` on out of it, by accesses of any length, also while others
+        /// write them: another device that has the memory mapped, or the slots that stand in for it.
         ///
         /// # Errors
         ///

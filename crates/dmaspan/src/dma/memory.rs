@@ -53,7 +53,9 @@ impl Piece {
 /// 1. [`pieces`](Self::pieces) gives the same pieces, and they stay the value's: neither freed nor
 ///    given another use; and
 /// 2. a device may read and write all of them at any time: no code holds a Rust reference to them
-///    that this would break.
+///    that this would break. So may a bounce pool while they are mapped, synced or unmapped, on
+///    several threads at once: code that accesses them at that moment does so by
+///    [`bytes`](crate::bytes), or by atomic bytes.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"

@@ -67,6 +67,14 @@ pub enum NotInTree {
         /// The word's address.
         paddr: PhysAddr,
     },
+    /// The table's words have another length: to hardware it is a table of another format.
+    #[error("the table at {paddr} has words of {} bytes: read it by those", 1 << lg2_bytes)]
+    OtherWord {
+        /// The word's address.
+        paddr: PhysAddr,
+        /// log2 of the bytes of the table's words.
+        lg2_bytes: u32,
+    },
 }
 
 /// Memory for tables of all sizes, for a process. Clones share it.
@@ -117,23 +125,41 @@ struct Shared {
     free: Mutex<Flag, Free>,
 }
 
-/// What a unit is of: log2 of the size of the table that it belongs to, 0 while it never did, and
-/// above it the [`State`] of the table that begins with it. A unit never changes its size again.
+/// What a unit is of: log2 of the size of the table that it belongs to, 0 while it never did; above
+/// it a bit for the words that the table was last published with, since all accesses to a word are
+/// of one size; and above that the [`State`] of the table that begins with it. A unit never changes
+/// its size again.
 ///
-/// A published table is above every other one, and a larger one above a smaller.
+/// A published table is above every other one, and of those with the same words a larger one above
+/// a smaller.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Tag(u8);
 
 impl Tag {
+    const WORD_SHIFT: u32 = 5;
     const STATE_SHIFT: u32 = 6;
+    /// More than log2 of any table's size.
+    const LARGEST: u32 = (1 << Self::WORD_SHIFT) - 1;
 
+    /// What the first unit of a published table is, whose words are `W`.
     #[inline(always)]
-    fn new(lg2_size: u32, state: State) -> Self {
-        Self(lg2_size.to_le_bytes()[0] | (state as u8) << Self::STATE_SHIFT)
+    fn published<W: Word>(lg2_size: u32) -> Self {
+        // There are two words: `u32` and `u64`.
+        let word = (W::LG2_BYTES - u32::LG2_BYTES) << Self::WORD_SHIFT;
+        Self((lg2_size | word).to_le_bytes()[0]).with(State::Published)
+    }
+
+    fn with(self, state: State) -> Self {
+        Self(self.0 & ((1 << Self::STATE_SHIFT) - 1) | (state as u8) << Self::STATE_SHIFT)
     }
 
     fn lg2_size(self) -> u32 {
-        u32::from(self.0) & 0x3f
+        u32::from(self.0) & Self::LARGEST
+    }
+
+    /// log2 of the bytes of the table's words, where it is or was published.
+    fn lg2_word(self) -> u32 {
+        u32::LG2_BYTES + (u32::from(self.0) >> Self::WORD_SHIFT & 1)
     }
 
     fn is(self, state: State) -> bool {
@@ -352,10 +378,10 @@ impl Arena {
         u32::try_from(paddr.get().wrapping_sub(self.base) >> UNIT_LG2).unwrap_or(NONE)
     }
 
-    /// The offset in the arena of a table that is part of a tree and has at least so many bytes;
-    /// `None` where there is no such table.
+    /// The offset in the arena of a table that is part of a tree, of words `W`, and has at least so
+    /// many bytes; `None` where there is no such table.
     #[inline(always)]
-    fn published(&self, table: &TableAddr) -> Option<u64> {
+    fn published<W: Word>(&self, table: &TableAddr) -> Option<u64> {
         let offset = table.paddr().get().wrapping_sub(self.base);
         // Beyond all units, too, for what is no multiple of one.
         let unit = offset.rotate_right(UNIT_LG2);
@@ -363,7 +389,8 @@ impl Arena {
             return None;
         }
         let tag = Tag(self.tag_of(usize::try_from(unit).unwrap_or(0)).load(Ordering::Acquire));
-        (tag >= Tag::new(table.lg2_size(), State::Published)).then_some(offset)
+        let as_large = Tag::published::<W>(table.lg2_size())..=Tag::published::<W>(Tag::LARGEST);
+        as_large.contains(&tag).then_some(offset)
     }
 
     /// The tag of one of the arena's units.
@@ -397,7 +424,12 @@ impl Shared {
     /// Sets a table's state, which no other thread does at the moment. A thread that sees the
     /// state sees how the table was filled.
     fn set(&self, unit: u32, state: State) {
-        let tag = Tag::new(self.tag(unit).lg2_size(), state);
+        self.tags[unit as usize].store(self.tag(unit).with(state).0, Ordering::Release);
+    }
+
+    /// Makes a table part of a tree whose words are `W`, as [`set`](Self::set) does.
+    fn publish<W: Word>(&self, unit: u32) {
+        let tag = Tag::published::<W>(self.tag(unit).lg2_size());
         self.tags[unit as usize].store(tag.0, Ordering::Release);
     }
 
@@ -412,7 +444,7 @@ impl Shared {
         let units = 1u32 << (lg2_size - UNIT_LG2);
         let unit = free.unused.checked_next_multiple_of(units)?;
         let behind = unit.checked_add(units).filter(|&end| end as usize <= self.next.len())?;
-        let tag = Tag::new(lg2_size, State::Free);
+        let tag = Tag::published::<u32>(lg2_size).with(State::Free);
         for unit in unit..behind {
             self.tags[unit as usize].store(tag.0, Ordering::Relaxed);
         }
@@ -542,25 +574,25 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
 
     #[inline]
     fn publish(&self, fresh: Fresh<'_, W>) {
-        self.shared.set(self.unit_of(fresh.paddr()), State::Published);
+        self.shared.publish::<W>(self.unit_of(fresh.paddr()));
     }
 
     #[inline(always)]
     fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
-        let Some(offset) = self.published(table) else { return no_table::<W>() };
+        let Some(offset) = self.published::<W>(table) else { return no_table::<W>() };
         let start = self.pointer(offset).cast::<W::Atomic>();
         let words = 1usize << (table.lg2_size() - W::LG2_BYTES);
         // SAFETY: 1. A table of at least this size begins there, so the words lie in the allocation
-        // and are aligned. 2. It is published, so all access to it is atomic; it is not filled
-        // anew before it was retired and freed, which the walker, who calls this, does when nobody
-        // walks it any more.
+        // and are aligned. 2. It is published with words as long, so all access to it is atomic and
+        // of one size; it is not filled anew before it was retired and freed, which the walker, who
+        // calls this, does when nobody walks it any more.
         unsafe { slice::from_raw_parts(start.as_ptr(), words) }
     }
 
     fn retire(&self, list: &mut ArenaList, table: TableAddr) {
         // What is no table, or was retired before, takes a corrupt entry to get here, and leaks. No
         // exchange: it would wait for all that the unmap stored.
-        if self.published(&table).is_some() {
+        if self.published::<W>(&table).is_some() {
             let unit = self.unit_of(table.paddr());
             self.shared.set(unit, State::Retired);
             list.push(&self.shared, unit);
@@ -612,10 +644,14 @@ impl Arena {
         if !tag.is(State::Published) && !tag.is(State::Retired) {
             return Err(NotInTree::Freed { paddr });
         }
+        if tag.lg2_word() != W::LG2_BYTES {
+            return Err(NotInTree::OtherWord { paddr, lg2_bytes: tag.lg2_word() });
+        }
         let word = self.pointer(paddr.get().wrapping_sub(self.base)).cast::<W::Atomic>();
         #[expect(unsafe_code, reason = "a word of a table, read as hardware reads it")]
         // SAFETY: 1. The word lies in a unit of the arena, and is aligned. 2. Its table is
-        // published or retired and, under the lock, stays no less: all access to it is atomic.
+        // published or retired and, under the lock, stays no less: all access to it is atomic, and
+        // of words as long as this one.
         let word = unsafe { word.as_ref() };
         Ok(access(word))
     }

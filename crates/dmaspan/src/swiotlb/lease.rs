@@ -60,13 +60,15 @@ impl<M: PoolMemory, P: Platform> Lease<M, P> {
     }
 
     /// Returns where the program reaches the first byte by a pointer, for as long as the lease
-    /// exists; `None` where the pool's memory has [none](PoolMemory::pointer). A reader or writer
-    /// by it must be volatile: a device may write at any time.
+    /// exists; `None` where the pool's memory has [none](PoolMemory::pointer). It is read and
+    /// written by [`bytes`](crate::bytes): a device may write at any time, and another thread that
+    /// has the lease.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         self.pool.memory.pointer(InSlot::new(self.span))
     }
 
-    /// Copies bytes from `offset` on out of it.
+    /// Copies bytes from `offset` on out of it, also while other threads write them: each is one
+    /// that the lease has had.
     ///
     /// # Errors
     ///
@@ -78,7 +80,8 @@ impl<M: PoolMemory, P: Platform> Lease<M, P> {
         Ok(())
     }
 
-    /// Copies bytes to `offset` and on.
+    /// Copies bytes to `offset` and on, also while other threads read and write them: each is
+    /// whole, and which one stays is not said.
     ///
     /// # Errors
     ///

@@ -19,7 +19,8 @@ impl<A: Address> Original<A> {
     ///
     /// Until the slot that is taken for it has been released or is lost for ever, the memory is
     /// neither freed nor given another use, and while a slot is filled, synced or ended no code
-    /// holds a Rust reference to it that the copy would break.
+    /// holds a Rust reference to it that the copy would break. Code that accesses it at that moment
+    /// does so as the copy does: by [`bytes`](crate::bytes), or by atomic bytes.
     #[expect(unsafe_code, reason = "the caller promises to keep the memory")]
     pub const unsafe fn new(span: Span<A>) -> Self {
         Self(span)
@@ -165,14 +166,18 @@ pub struct HostRefused;
 ///    uses, until it is [freed](Self::free) or the value is dropped: the first for the value's
 ///    life, disjoint, always the same. Devices may read and write it at any time.
 /// 2. [`copy`](Self::copy), [`zero`](Self::zero), [`read`](Self::read) and [`write`](Self::write)
-///    touch no memory but what they were told to.
+///    touch no memory but what they were told to. Several threads call them at once, also for the
+///    same bytes of a slot or an original, or for some that overlap: each byte is accessed
+///    atomically and by itself, as by the functions of [`bytes`](crate::bytes), so that no two calls
+///    race.
 /// 3. Addresses of the kind that [`Address`](Self::Address) names mean to it what they mean to all
 ///    that promise originals or give slots in the program: [`PhysAddr`]s, where memory is;
 ///    [`HostAddr`](crate::HostAddr)s, what the program's pointers are. Or it checks each address
 ///    that it is given, and panics where that is of no memory of its own; of such originals it says
 ///    [before](Self::can_copy) that there are no copies.
 /// 4. While a slot is held, any thread can read and write its bytes at the
-///    [pointer](Self::pointer) to it and behind that. It is aligned as the slot is, up to 4096.
+///    [pointer](Self::pointer) to it and behind that, beside those calls. It is aligned as the slot
+///    is, up to 4096.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"
@@ -242,7 +247,8 @@ pub unsafe trait PoolMemory: Send + Sync {
         true
     }
 
-    /// Copies as told. A device may write what is read, and read what is written, at the same time.
+    /// Copies as told. A device and other threads may write what is read, and read and write what is
+    /// written, at the same time.
     ///
     /// # Context
     ///

@@ -1,11 +1,12 @@
 //! [`FrameBounce`] is a bounce pool's memory in a kernel, of the frames that its page tables have.
-#![expect(unsafe_code, reason = "memory that devices write is copied here")]
+#![expect(unsafe_code, reason = "memory that devices and other threads write is copied here")]
 
 use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::NonNull;
 
 use crate::addr::PhysAddr;
+use crate::bytes;
 use crate::io_pgtable::{FrameAlloc, TableShape};
 use crate::lg2;
 use crate::promise::Promise;
@@ -135,9 +136,8 @@ fn number(bytes: u64) -> usize {
 
 // SAFETY:
 // 1. `spans` and `allocate` give frames that the allocator gave and nobody else has, until `free`
-//    or the drop gives them back. Devices may write them: they are read and written by volatile
-//    accesses alone.
-// 2. The copies touch what a transfer or a slot says, frame by frame.
+//    or the drop gives them back. Devices may write them, and other threads.
+// 2. The copies touch what a transfer or a slot says, frame by frame, by the accesses of `bytes`.
 // 3. The allocator's direct map leads to the memory at a physical address, or panics (its third
 //    promise).
 // 4. A slot is within what was allocated at once, which is one piece of memory behind its pointer
@@ -159,38 +159,36 @@ unsafe impl<A: FrameAlloc> PoolMemory for FrameBounce<A> {
             // SAFETY: one side is of a slot that is held, the other of an original that was
             // promised, and both are in one frame each, to which the direct map leads: so they can
             // be read and written, and no reference forbids it.
-            unsafe { copy(from, to, number(len)) };
+            unsafe { bytes::copy(from, to, number(len)) };
             done += len;
         }
     }
 
     #[inline]
-    fn zero(&self, bytes: InSlot) {
-        self.each(bytes.span(), |start, _, len| {
+    fn zero(&self, slot: InSlot) {
+        self.each(slot.span(), |start, _, len| {
             // SAFETY: they are of a slot that is held, in one frame, to which the direct map leads.
-            unsafe { clear(start, len) };
+            unsafe { bytes::clear(start, len) };
         });
     }
 
     #[inline]
-    fn read(&self, bytes: InSlot, into: &mut [u8]) {
-        self.each(bytes.span(), |start, at, len| {
+    fn read(&self, slot: InSlot, into: &mut [u8]) {
+        self.each(slot.span(), |start, at, len| {
             let Some(into) = into.get_mut(at..).and_then(|rest| rest.get_mut(..len)) else {
                 return;
             };
-            // SAFETY: those read are of a slot that is held, as above, those written of `into`,
-            // which is borrowed exclusively and has as many.
-            unsafe { copy(start, into.as_mut_ptr(), into.len()) };
+            // SAFETY: those read are of a slot that is held, as above.
+            unsafe { bytes::read(start, into) };
         });
     }
 
     #[inline]
-    fn write(&self, bytes: InSlot, from: &[u8]) {
-        self.each(bytes.span(), |start, at, len| {
+    fn write(&self, slot: InSlot, from: &[u8]) {
+        self.each(slot.span(), |start, at, len| {
             let Some(from) = from.get(at..).and_then(|rest| rest.get(..len)) else { return };
-            // SAFETY: those written are of a slot that is held, as above, those read of `from`,
-            // which is borrowed and has as many.
-            unsafe { copy(from.as_ptr(), start, from.len()) };
+            // SAFETY: those written are of a slot that is held, as above.
+            unsafe { bytes::write(from, start) };
         });
     }
 
@@ -221,96 +219,5 @@ impl<A: FrameAlloc> Drop for FrameBounce<A> {
 impl<A: FrameAlloc> fmt::Debug for FrameBounce<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FrameBounce").field("spans", &self.spans).finish_non_exhaustive()
-    }
-}
-
-/// The bytes of a word.
-const WORD: usize = size_of::<u64>();
-
-/// A word at any address. Where the CPU cannot read one, the compiler reads its bytes.
-#[derive(Clone, Copy)]
-#[repr(C, packed)]
-struct Unaligned(u64);
-
-/// Copies `len` bytes, the first ones first, and writes whole words where they are aligned.
-///
-/// # Safety
-///
-/// `len` bytes are readable at `from` and writable at `to`. Nobody has a reference to what is
-/// written, nor one to what is read that permits others to write it. Devices may read and write
-/// both meanwhile.
-#[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    let is_alike = (from.addr() ^ to.addr()).is_multiple_of(WORD);
-    let mut at = 0;
-    while at < len {
-        let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
-        if !to.addr().is_multiple_of(WORD) || len - at < WORD {
-            // SAFETY: `at < len`: the byte is one of those that the caller promised.
-            let byte = unsafe { from.read_volatile() };
-            // SAFETY: as above.
-            unsafe { to.write_volatile(byte) };
-            at += 1;
-            continue;
-        }
-        let word = if is_alike {
-            // SAFETY: the word is aligned, as `to` is, and of the bytes that the caller promised.
-            unsafe { from.cast::<u64>().read_volatile() }
-        } else {
-            // SAFETY: it is of the bytes that the caller promised, and needs no alignment.
-            unsafe { from.cast::<Unaligned>().read_volatile() }.0
-        };
-        // SAFETY: the word is aligned, and of the bytes that the caller promised.
-        unsafe { to.cast::<u64>().write_volatile(word) };
-        at += WORD;
-    }
-}
-
-/// Writes `len` zeros, whole words where they are aligned.
-///
-/// # Safety
-///
-/// As for what [`copy`] writes.
-#[inline]
-unsafe fn clear(to: *mut u8, len: usize) {
-    let mut at = 0;
-    while at < len {
-        let to = to.wrapping_add(at);
-        if to.addr().is_multiple_of(WORD) && len - at >= WORD {
-            // SAFETY: the word is aligned, and of the bytes that the caller promised.
-            unsafe { to.cast::<u64>().write_volatile(0) };
-            at += WORD;
-        } else {
-            // SAFETY: `at < len`: the byte is one of those that the caller promised.
-            unsafe { to.write_volatile(0) };
-            at += 1;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_and_zeros_are_exact_at_every_alignment() {
-        let most = if cfg!(miri) { 20 } else { 70 };
-        let source: [u8; 80] = core::array::from_fn(|n| n.to_le_bytes()[0] + 1);
-        for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
-            for len in 0..most {
-                let (mut target, start) = ([0xa5; 80], source[from..].as_ptr());
-                // SAFETY: both have at least 80 - 8 bytes from there on, which nobody else uses.
-                unsafe { copy(start, target[to..].as_mut_ptr(), len) };
-                let mut wanted = [0xa5; 80];
-                wanted[to..to + len].copy_from_slice(&source[from..from + len]);
-                assert_eq!(target, wanted);
-                // SAFETY: as above.
-                unsafe { clear(target[to..].as_mut_ptr(), len) };
-                assert_eq!(target, {
-                    wanted[to..to + len].fill(0);
-                    wanted
-                });
-            }
-        }
     }
 }

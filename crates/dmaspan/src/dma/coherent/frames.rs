@@ -1,5 +1,4 @@
-//! [`CoherentFrames`] are memory that a device and the program use at the same time, and the only
-//! place of this crate that reaches memory by a pointer.
+//! [`CoherentFrames`] are memory that a device and the program use at the same time.
 #![expect(unsafe_code, reason = "memory that devices write is read and written here")]
 
 use alloc::boxed::Box;
@@ -9,6 +8,7 @@ use core::{fmt, slice};
 
 use super::memory::{CoherentMemory, CoherentRequest, Contiguity, NoCoherent};
 use crate::addr::PhysAddr;
+use crate::bytes::{self, Scalar};
 use crate::dma::error::Error;
 use crate::dma::memory::Piece;
 use crate::io_pgtable::{FrameAlloc, TableShape};
@@ -17,29 +17,6 @@ use crate::promise::Promise;
 use crate::prot::Coherency;
 use crate::span::Span;
 use crate::swiotlb::{Lease, PoolMemory};
-
-/// A number that one access reads or writes, in the byte order of the CPU: `u8`, `u16`, `u32` or
-/// `u64`.
-pub trait Scalar: Copy + fmt::Debug + Send + Sync + 'static + sealed::Sealed {}
-
-mod sealed {
-    /// # Safety
-    ///
-    /// Any bytes are a value, and all bytes of a value are written.
-    pub unsafe trait Sealed {}
-}
-
-macro_rules! scalars {
-    ($($number:ident)*) => {
-        $(
-            impl Scalar for $number {}
-            // SAFETY: it is a number without padding.
-            unsafe impl sealed::Sealed for $number {}
-        )*
-    };
-}
-
-scalars!(u8 u16 u32 u64);
 
 /// Memory that a program and a device share, as
 /// [`CoherentMemory`](super::memory::CoherentMemory) gives it.
@@ -68,7 +45,9 @@ impl CoherentFrames {
     /// 2. The memory is the owner's alone until that is dropped, for ever where it never is: it is
     ///    neither freed nor given another use, whatever becomes of the
     ///    [`CoherentMemory`](super::memory::CoherentMemory).
-    /// 3. A device may read and write it at any time: no code holds a Rust reference to it.
+    /// 3. A device may read and write it at any time, and threads of the program several at once: no
+    ///    code holds a Rust reference to it but to atomic bytes, and other code of the program that
+    ///    accesses it meanwhile does so by [`bytes`] or by such.
     pub unsafe fn new(start: NonNull<u8>, span: Span, owner: Arc<dyn Send + Sync>) -> Self {
         let bytes = SharedBytes { start, len: span.len(), owner };
         Self { bytes, pieces: Pieces::One(Piece::memory(span)) }
@@ -225,8 +204,9 @@ pub(super) struct SharedBytes {
 
 // SAFETY: whoever made it promised that any thread may use the memory, and the owner is `Send`.
 unsafe impl Send for SharedBytes {}
-// SAFETY: a shared one only reads the memory, which nobody else of the program writes, since it has
-// that alone and writes it only by an exclusive reference.
+// SAFETY: whatever writes the memory, others of the program may be reading and writing it: a bounce
+// pool, for a device that has this mapped, too. All accesses are those of `bytes`, which any threads
+// make at once.
 unsafe impl Sync for SharedBytes {}
 
 impl SharedBytes {
@@ -289,75 +269,47 @@ impl SharedBytes {
     #[inline]
     pub(super) fn read<S: Scalar>(&self, offset: u64) -> Result<S, Error> {
         let at = self.number(offset)?;
-        // SAFETY: 1. It is aligned and within the memory, which the owner keeps. 2. Nobody else of
-        // the program writes it meanwhile, and what a device writes is outside of what the compiler
-        // knows, as for any volatile access. 3. Any bytes are a `Scalar`.
-        Ok(unsafe { at.read_volatile() })
+        // SAFETY: it is aligned and within the memory, which the owner keeps and to which nobody has
+        // a reference.
+        Ok(unsafe { bytes::load(at.as_ptr()) })
     }
 
     /// Writes a number by one access.
     #[inline]
     pub(super) fn write<S: Scalar>(&mut self, offset: u64, value: S) -> Result<(), Error> {
         let at = self.number(offset)?;
-        // SAFETY: as for `read`; and nobody else of the program reads it meanwhile.
-        unsafe { at.write_volatile(value) };
+        // SAFETY: as for `read`.
+        unsafe { bytes::store(at.as_ptr(), value) };
         Ok(())
     }
 
-    /// Copies bytes out, by accesses of eight bytes where they are aligned.
+    /// Copies bytes out.
     pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        let (head, words) = into.split_at_mut(self.unaligned(offset, into.len())?);
-        let (words, tail) = words.as_chunks_mut::<8>();
-        let mut at = offset;
-        for byte in head {
-            *byte = self.read(at)?;
-            at += 1;
-        }
-        for word in words {
-            *word = self.read::<u64>(at)?.to_ne_bytes();
-            at += 8;
-        }
-        for byte in tail {
-            *byte = self.read(at)?;
-            at += 1;
-        }
+        let from = self.part(offset, into.len())?;
+        // SAFETY: as many bytes are within the memory, as for `read`.
+        unsafe { bytes::read(from.as_ptr(), into) };
         Ok(())
     }
 
-    /// Copies bytes in, by accesses of eight bytes where they are aligned.
+    /// Copies bytes in.
     pub(super) fn write_bytes(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
-        let (head, words) = from.split_at(self.unaligned(offset, from.len())?);
-        let (words, tail) = words.as_chunks::<8>();
-        let mut at = offset;
-        for byte in head {
-            self.write(at, *byte)?;
-            at += 1;
-        }
-        for word in words {
-            self.write(at, u64::from_ne_bytes(*word))?;
-            at += 8;
-        }
-        for byte in tail {
-            self.write(at, *byte)?;
-            at += 1;
-        }
+        let to = self.part(offset, from.len())?;
+        // SAFETY: as many bytes are within the memory, as for `read`.
+        unsafe { bytes::write(from, to.as_ptr()) };
         Ok(())
     }
 
     /// Writes zeros all over.
     pub(super) fn zero(&mut self) {
-        const ZEROS: [u8; 64] = [0; 64];
-        for at in (0..self.len).step_by(ZEROS.len()) {
-            let len = usize::try_from(self.len - at).unwrap_or(usize::MAX).min(ZEROS.len());
-            // All of it is within.
-            let _ = self.write_bytes(at, &ZEROS[..len]);
-        }
+        // As many bytes as there are in memory have a `usize`.
+        let len = usize::try_from(self.len).unwrap_or(0);
+        // SAFETY: all of them are the memory, as for `read`.
+        unsafe { bytes::clear(self.start.as_ptr(), len) };
     }
 
-    /// How many of `len` bytes at an offset, all within these, lie before a multiple of eight.
-    fn unaligned(&self, offset: u64, len: usize) -> Result<usize, Error> {
-        let bytes = u64::try_from(len).unwrap_or(u64::MAX);
-        let start = self.place(offset, bytes, 1).ok_or_else(|| self.refuse(offset, bytes))?;
-        Ok((start.addr().get().wrapping_neg() & 7).min(len))
+    /// Where `len` bytes at an offset begin, all within these.
+    fn part(&self, offset: u64, len: usize) -> Result<NonNull<u8>, Error> {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        self.place(offset, len, 1).ok_or_else(|| self.refuse(offset, len))
     }
 }

@@ -52,7 +52,9 @@ pub struct NoCoherent {
 /// [bounces all](crate::dma::Bounce::Always). A device gets it by
 /// [`Device::with_coherent`](crate::dma::Device::with_coherent).
 ///
-/// An implementer promises nothing but by [`CoherentFrames::new`]. A kernel with a direct map:
+/// An implementer promises nothing but by [`CoherentFrames::new`], among that: several threads and
+/// devices access the same bytes at once, all of them by [`bytes`](crate::bytes). A kernel with a
+/// direct map:
 ///
 /// ```
 /// use std::ptr::NonNull;

@@ -5,9 +5,10 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
-use super::frames::{Scalar, SharedBytes};
+use super::frames::SharedBytes;
 use super::{Coherent, accesses};
 use crate::addr::DmaAddr;
+use crate::bytes::Scalar;
 use crate::dma::bounce::BouncePool;
 use crate::dma::device::Device;
 use crate::dma::domain::Translation;

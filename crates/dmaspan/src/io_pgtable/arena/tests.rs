@@ -1,3 +1,5 @@
+extern crate std;
+
 use super::*;
 
 const PAGE: TableShape =
@@ -88,17 +90,69 @@ fn tables_of_all_sizes_are_aligned_and_disjoint() {
 }
 
 #[test]
-fn a_word_of_32_bits_is_half_of_one_of_64() {
+fn a_table_is_read_by_the_words_that_it_was_published_with_and_by_no_others() {
+    let arena = arena();
+    let mut list = reserve(&arena, PAGE, 2).unwrap();
+    let (long, short) = (take(&arena, PAGE, &mut list).paddr(), take(&arena, PAGE, &mut list));
+    let short = short.paddr();
+    for times in 0..2 {
+        // Each is of both in turn: its unit has been of the other words before.
+        let (long, short) = if times == 0 { (long, short) } else { (short, long) };
+        arena.shared.publish::<u64>(arena.unit_of(long));
+        arena.shared.publish::<u32>(arena.unit_of(short));
+        for at in [0, 4, 8, 4092] {
+            let (at_long, at_short) = (long.wrapping_add(at), short.wrapping_add(at));
+            let other = |paddr, lg2_bytes| NotInTree::OtherWord { paddr, lg2_bytes };
+            assert_eq!(arena.load::<u32>(at_long), Err(other(at_long, 3)));
+            let refused = arena.exchange::<u32>(promise(), at_long, 0, 1);
+            assert_eq!(refused, Err(other(at_long, 3)));
+            assert!(arena.load::<u32>(at_short).is_ok());
+            if at % 8 == 0 {
+                assert!(arena.load::<u64>(at_long).is_ok());
+                assert_eq!(arena.load::<u64>(at_short), Err(other(at_short, 2)));
+            }
+        }
+        for (at, lg2_size) in [long, short].into_iter().flat_map(|at| [(at, 11), (at, 12)]) {
+            let table = TableAddr::new(at, lg2_size);
+            let words = TableMemory::<u64>::entries(&arena, &table).len();
+            assert_eq!(words, if at == long { 1 << (lg2_size - 3) } else { 0 });
+            let words = TableMemory::<u32>::entries(&arena, &table).len();
+            assert_eq!(words, if at == short { 1 << (lg2_size - 2) } else { 0 });
+        }
+    }
+    // What a corrupt link of the other tree leads to is not detached from its own.
+    let mut detached = ArenaList::default();
+    TableMemory::<u64>::retire(&arena, &mut detached, TableAddr::new(long, 12));
+    TableMemory::<u32>::retire(&arena, &mut detached, TableAddr::new(short, 12));
+    assert!(detached.pop(&arena.shared).is_none());
+    let between = long.wrapping_add(10);
+    assert_eq!(arena.load::<u32>(between), Err(NotInTree::Outside { paddr: between }));
+}
+
+/// A table of words that one thread changes as the walker does, while others read by both sizes.
+#[test]
+fn a_clone_that_reads_by_other_words_beside_the_owner_is_refused_and_races_with_nothing() {
     let arena = arena();
     let mut list = reserve(&arena, PAGE, 1).unwrap();
-    let mut fresh = take(&arena, PAGE, &mut list);
-    fresh.words()[1] = 0x1122_3344_5566_7788u64.to_le();
-    let paddr = fresh.paddr();
+    let fresh = take(&arena, PAGE, &mut list);
+    let (paddr, clone) = (fresh.paddr(), arena.clone());
     TableMemory::<u64>::publish(&arena, fresh);
-    let at = |offset| arena.load::<u32>(paddr.wrapping_add(offset));
-    assert_eq!((at(4), at(8), at(12)), (Ok(0), Ok(0x5566_7788), Ok(0x1122_3344)));
-    let outside = NotInTree::Outside { paddr: paddr.wrapping_add(10) };
-    assert_eq!(at(10), Err(outside));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for at in (0..64).step_by(4).map(|at| paddr.wrapping_add(at)) {
+                let other = NotInTree::OtherWord { paddr: at, lg2_bytes: 3 };
+                assert_eq!(clone.load::<u32>(at), Err(other));
+            }
+        });
+        scope.spawn(|| {
+            let entries = TableMemory::<u64>::entries(&arena, &TableAddr::new(paddr, 12));
+            for word in &entries[..8] {
+                u64::install(word, 1).unwrap();
+                assert_eq!(u64::exchange(word, 2), 1);
+            }
+        });
+    });
+    assert_eq!(arena.load::<u64>(paddr), Ok(2));
 }
 
 #[test]

@@ -88,7 +88,10 @@ impl fmt::Debug for HostSlice<'_> {
 /// 1. [`slice`](Self::slice) gives the same slice, and the mapping stays: neither unmapped, moved
 ///    nor given another use; and
 /// 2. whoever has its addresses may read all of it and, where it is shared for writes, write it at
-///    any time: no code holds a Rust reference to it that this would break.
+///    any time: no code holds a Rust reference to it that this would break; and
+/// 3. several threads call [`read`](Self::read) and [`write`](Self::write) at once, also for the
+///    same bytes, or for some that overlap, and beside a pool that copies them: each byte is
+///    accessed atomically and by itself, as by the functions of [`bytes`](crate::bytes).
 #[expect(unsafe_code, reason = "a contract about memory that others write; nothing here is unsafe")]
 pub unsafe trait HostMemory: Send + Sync {
     /// Returns where it is: at least one byte.

@@ -1,0 +1,693 @@
+//! Accesses to bytes that devices, other threads and other processes use at the same time.
+//!
+//! **Each byte is accessed alone.** To the language, all functions here are loops of relaxed
+//! accesses to [`AtomicU8`], in any number of threads: so no two accesses to a byte have different
+//! sizes, wherever ranges begin and end, and none of them races. Aligned words were the other
+//! choice. Their edges hold bytes of others: a masked exchange of a word writes those back, where a
+//! neighbour may be plain memory of somebody who knows of no atomics, and a device does not take
+//! part in the exchange.
+//!
+//! **The CPU takes more bytes at once**, by assembly, into which the compiler does not look. On
+//! x86-64 a copy of 64 bytes and more is its string instruction (with ERMS and FSRM nothing is
+//! faster: Intel 64 and IA-32 Architectures Optimization Reference Manual, 3.7.6); on Arm and
+//! RISC-V it is blocks of several registers (DDI 0487, C6.2: an LDP of SIMD registers has any
+//! alignment); shorter ones are words. Each such access is one that its bytes alone could have
+//! been, since caches are coherent byte by byte: so it is what the loop says. Miri, which knows no
+//! assembly, runs the loop itself.
+//!
+//! A [number](Scalar) is read or written by one instruction, as devices expect of descriptors; one
+//! of 64 bits by two on a CPU of 32. For CPUs that have no assembly here, copies are the loop, and
+//! a number is an atomic of its size: what is read and written there as a number by several threads
+//! is not to be copied at the same time.
+//!
+//! A byte that is read is one that the memory has had. Nothing here orders other accesses: that
+//! takes the barrier with which a driver tells its device, or a [`fence`].
+#![expect(unsafe_code, reason = "memory that devices and other threads use is accessed here")]
+
+use core::fmt;
+use core::ptr;
+// Not loom's, which are no plain bytes.
+use core::sync::atomic::{AtomicU8, Ordering, fence};
+
+/// A number that one access reads or writes, in the byte order of the CPU: `u8`, `u16`, `u32` or
+/// `u64`.
+pub trait Scalar: Copy + fmt::Debug + Send + Sync + 'static + sealed::Sealed {}
+
+mod sealed {
+    /// # Safety
+    ///
+    /// Any bytes are a value, and all bytes of a value are written.
+    pub unsafe trait Sealed: Sized {
+        /// # Safety
+        ///
+        /// As of [`load`](super::load).
+        unsafe fn load(at: *const Self) -> Self;
+
+        /// # Safety
+        ///
+        /// As of [`store`](super::store).
+        unsafe fn store(at: *mut Self, value: Self);
+    }
+}
+
+/// Reads a number.
+///
+/// # Safety
+///
+/// The number at `at` is aligned and readable, and nobody has a reference that permits others to
+/// write it, but to atomic bytes.
+#[inline(always)]
+pub unsafe fn load<S: Scalar>(at: *const S) -> S {
+    // SAFETY: the caller's promise.
+    unsafe { S::load(at) }
+}
+
+/// Writes a number.
+///
+/// # Safety
+///
+/// The number at `at` is aligned and writable, and nobody has a reference to it but to atomic bytes.
+#[inline(always)]
+pub unsafe fn store<S: Scalar>(at: *mut S, value: S) {
+    // SAFETY: the caller's promise.
+    unsafe { S::store(at, value) }
+}
+
+/// Copies `len` bytes, the first ones first.
+///
+/// # Safety
+///
+/// `len` bytes are readable at `from` and writable at `to`. Nobody has a reference to what is
+/// written, nor one to what is read that permits others to write it, but to atomic bytes. Devices
+/// may read and write both meanwhile, and other threads may do so by the functions of this module.
+#[inline]
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        // They lie within what the caller has promised, but as addresses they need no proof.
+        let (source, target) = (from.wrapping_add(at), to.wrapping_add(at));
+        // SAFETY: so many bytes of what the caller promised are left.
+        let done = unsafe { cpu::copy(source, target, len - at) };
+        if done > 0 {
+            at += done;
+        } else if len - at >= WORD && cpu::may_be_word(source.addr() | target.addr()) {
+            // SAFETY: the word is of the bytes readable at `from`, and this CPU reads it there.
+            let word = unsafe { load(source.cast::<Word>()) };
+            // SAFETY: it is of the bytes writable at `to`, and this CPU writes it there.
+            unsafe { store(target.cast(), word) };
+            at += WORD;
+        } else {
+            // SAFETY: `at < len`: the byte is one of those readable at `from`.
+            let byte = unsafe { load(source) };
+            // SAFETY: as above, at `to`.
+            unsafe { store(target, byte) };
+            at += 1;
+        }
+    }
+}
+
+/// Writes `len` zeros.
+///
+/// # Safety
+///
+/// As for what [`copy`] writes.
+#[inline]
+pub unsafe fn clear(to: *mut u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        let target = to.wrapping_add(at);
+        // SAFETY: so many bytes of what the caller promised are left.
+        let done = unsafe { cpu::clear(target, len - at) };
+        if done > 0 {
+            at += done;
+        } else if len - at >= WORD && cpu::may_be_word(target.addr()) {
+            // SAFETY: the word is of the bytes writable at `to`, and this CPU writes it there.
+            unsafe { store(target.cast::<Word>(), 0) };
+            at += WORD;
+        } else {
+            // SAFETY: `at < len`: the byte is one of those writable at `to`.
+            unsafe { store(target, 0_u8) };
+            at += 1;
+        }
+    }
+}
+
+/// Copies bytes out of shared memory, as many as `into` has.
+///
+/// # Safety
+///
+/// As for what [`copy`] reads.
+#[inline]
+pub unsafe fn read(from: *const u8, into: &mut [u8]) {
+    // SAFETY: those read are the caller's promise; those written are borrowed exclusively.
+    unsafe { copy(from, into.as_mut_ptr(), into.len()) }
+}
+
+/// Copies bytes into shared memory, as many as `from` has.
+///
+/// # Safety
+///
+/// As for what [`copy`] writes.
+#[inline]
+pub unsafe fn write(from: &[u8], to: *mut u8) {
+    if cfg!(miri) {
+        // Nobody writes what is borrowed: it is no memory of atomics.
+        for (at, &byte) in from.iter().enumerate() {
+            // SAFETY: it is one of the bytes that the caller promised.
+            unsafe { store(to.wrapping_add(at), byte) };
+        }
+    } else {
+        // SAFETY: those written are the caller's promise; those read are borrowed.
+        unsafe { copy(from.as_ptr(), to, from.len()) }
+    }
+}
+
+/// Eight bytes of shared memory at a multiple of eight, as a number in the CPU's byte order: what
+/// drivers keep their queues in. Reads and writes of it may run beside all of this module's.
+///
+/// An order other than [`Relaxed`](Ordering::Relaxed) is a [`fence`] of that order, behind a load
+/// and before a store.
+///
+/// ```
+/// use std::sync::atomic::Ordering;
+///
+/// use dmaspan::bytes::SharedWord;
+///
+/// let word = SharedWord::default();
+/// word.store(7, Ordering::Release);
+/// assert_eq!(word.load(Ordering::Acquire), 7);
+/// ```
+#[derive(Debug, Default)]
+#[repr(C, align(8))]
+pub struct SharedWord([AtomicU8; 8]);
+
+impl SharedWord {
+    /// Reads it.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> u64 {
+        // SAFETY: it is aligned, and borrowed as atomic bytes.
+        let value = unsafe { load(ptr::from_ref(&self.0).cast()) };
+        if order != Ordering::Relaxed {
+            fence(order);
+        }
+        value
+    }
+
+    /// Writes it.
+    #[inline]
+    pub fn store(&self, value: u64, order: Ordering) {
+        if order != Ordering::Relaxed {
+            fence(order);
+        }
+        // SAFETY: it is aligned, and borrowed as atomic bytes, which may be written.
+        unsafe { store(ptr::from_ref(&self.0).cast_mut().cast(), value) };
+    }
+}
+
+/// What a copy takes at once.
+#[cfg(target_pointer_width = "64")]
+type Word = u64;
+/// What a copy takes at once.
+#[cfg(not(target_pointer_width = "64"))]
+type Word = u32;
+const WORD: usize = size_of::<Word>();
+
+/// Implements numbers: how each is read, and how it is written.
+macro_rules! numbers {
+    ($($number:ident: |$at:ident| $load:expr, |$to:ident, $value:ident| $store:expr;)*) => {$(
+        impl Scalar for $number {}
+        // SAFETY: it is a number without padding.
+        unsafe impl sealed::Sealed for $number {
+            #[inline(always)]
+            unsafe fn load($at: *const Self) -> Self {
+                $load
+            }
+
+            #[inline(always)]
+            unsafe fn store($to: *mut Self, $value: Self) {
+                $store
+            }
+        }
+    )*};
+}
+
+/// Numbers by one instruction each: the register that it takes, and the instructions.
+#[cfg(all(
+    any(
+        all(target_arch = "x86_64", target_pointer_width = "64"),
+        all(target_arch = "aarch64", target_pointer_width = "64"),
+        target_arch = "riscv64",
+        target_arch = "arm"
+    ),
+    not(miri)
+))]
+macro_rules! instructions {
+    ($($number:ident, $register:ident, $load:literal, $store:literal;)*) => {
+        numbers! {$(
+            $number: |at| {
+                let value;
+                // SAFETY: it reads the number that the caller promises, and changes no flag and no
+                // stack.
+                unsafe {
+                    asm!($load, at = in(reg) at, value = lateout($register) value,
+                         options(nostack, preserves_flags, readonly));
+                }
+                value
+            }, |at, value| {
+                // SAFETY: it writes the number that the caller promises, and changes no flag and no
+                // stack.
+                unsafe {
+                    asm!($store, at = in(reg) at, value = in($register) value,
+                         options(nostack, preserves_flags));
+                }
+            };
+        )*}
+    };
+}
+
+/// Words at any address, and the string instructions.
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(miri)))]
+mod cpu {
+    use core::arch::asm;
+
+    use super::{Scalar, sealed};
+
+    /// From so many bytes on a string instruction is as fast as words.
+    const LEAST: usize = 64;
+
+    instructions! {
+        u8, reg_byte, "mov {value}, byte ptr [{at}]", "mov byte ptr [{at}], {value}";
+        u16, reg, "mov {value:x}, word ptr [{at}]", "mov word ptr [{at}], {value:x}";
+        u32, reg, "mov {value:e}, dword ptr [{at}]", "mov dword ptr [{at}], {value:e}";
+        u64, reg, "mov {value}, qword ptr [{at}]", "mov qword ptr [{at}], {value}";
+    }
+
+    #[inline(always)]
+    pub(super) fn may_be_word(_addr: usize) -> bool {
+        true
+    }
+
+    /// Copies as many of the bytes as are worth it, and returns how many.
+    ///
+    /// # Safety
+    ///
+    /// As of [`copy`](super::copy).
+    #[inline(always)]
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> usize {
+        if len < LEAST {
+            return 0;
+        }
+        // SAFETY: 1. It reads and writes `len` bytes, which the caller has promised, upwards: the
+        // direction flag is clear before assembly and stays so. 2. It changes the three registers
+        // that are named, no flag and no stack. 3. Whatever it takes at once, each byte is read and
+        // written as by itself: no thread sees what a loop of bytes could not have done.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") len => _,
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                options(nostack, preserves_flags),
+            );
+        }
+        len
+    }
+
+    /// Writes zeros to as many of the bytes as are worth it, and returns how many.
+    ///
+    /// # Safety
+    ///
+    /// As of [`clear`](super::clear).
+    #[inline(always)]
+    pub(super) unsafe fn clear(to: *mut u8, len: usize) -> usize {
+        if len < LEAST {
+            return 0;
+        }
+        // SAFETY: 1. It writes `len` bytes, which the caller has promised, upwards: the direction
+        // flag is clear before assembly and stays so. 2. It changes the two registers that are
+        // named, no flag and no stack; `al` it only reads. 3. As of `copy`.
+        unsafe {
+            asm!(
+                "rep stosb",
+                inout("rcx") len => _,
+                inout("rdi") to => _,
+                in("al") 0u8,
+                options(nostack, preserves_flags),
+            );
+        }
+        len
+    }
+}
+
+/// Words at any address, and blocks by registers that a kernel may not have.
+#[cfg(all(target_arch = "aarch64", target_pointer_width = "64", not(miri)))]
+mod cpu {
+    use core::arch::asm;
+
+    use super::{Scalar, sealed};
+
+    /// The bytes of a block.
+    const BLOCK: usize = 64;
+
+    instructions! {
+        u8, reg, "ldrb {value:w}, [{at}]", "strb {value:w}, [{at}]";
+        u16, reg, "ldrh {value:w}, [{at}]", "strh {value:w}, [{at}]";
+        u32, reg, "ldr {value:w}, [{at}]", "str {value:w}, [{at}]";
+        u64, reg, "ldr {value:x}, [{at}]", "str {value:x}, [{at}]";
+    }
+
+    #[inline(always)]
+    pub(super) fn may_be_word(_addr: usize) -> bool {
+        true
+    }
+
+    /// Copies a block, where there is one and the CPU has registers for it, and returns how many
+    /// bytes were copied.
+    ///
+    /// # Safety
+    ///
+    /// As of [`copy`](super::copy).
+    #[inline(always)]
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> usize {
+        if len < BLOCK || cfg!(not(target_feature = "neon")) {
+            return 0;
+        }
+        // SAFETY: 1. It reads and writes a block, which the caller has promised, and changes the
+        // registers that are named, no flag and no stack. 2. Each byte is read and written as by
+        // itself: no thread sees what a loop of bytes could not have done.
+        #[cfg(target_feature = "neon")]
+        unsafe {
+            asm!(
+                "ldp {a:q}, {b:q}, [{from}]",
+                "ldp {c:q}, {d:q}, [{from}, #32]",
+                "stp {a:q}, {b:q}, [{to}]",
+                "stp {c:q}, {d:q}, [{to}, #32]",
+                a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, d = out(vreg) _,
+                from = in(reg) from, to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+        BLOCK
+    }
+
+    /// Writes a block of zeros, where there is one, and returns how many bytes were written.
+    ///
+    /// # Safety
+    ///
+    /// As of [`clear`](super::clear).
+    #[inline(always)]
+    pub(super) unsafe fn clear(to: *mut u8, len: usize) -> usize {
+        if len < BLOCK {
+            return 0;
+        }
+        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register, flag
+        // or stack. 2. As of `copy`.
+        unsafe {
+            asm!(
+                "stp xzr, xzr, [{to}]", "stp xzr, xzr, [{to}, #16]",
+                "stp xzr, xzr, [{to}, #32]", "stp xzr, xzr, [{to}, #48]",
+                to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+        BLOCK
+    }
+}
+
+/// Aligned words and blocks of them: machines may be slow with others.
+#[cfg(all(target_arch = "riscv64", not(miri)))]
+mod cpu {
+    use core::arch::asm;
+
+    use super::{Scalar, sealed};
+
+    /// The bytes of a block.
+    const BLOCK: usize = 64;
+
+    instructions! {
+        u8, reg, "lbu {value}, 0({at})", "sb {value}, 0({at})";
+        u16, reg, "lhu {value}, 0({at})", "sh {value}, 0({at})";
+        u32, reg, "lwu {value}, 0({at})", "sw {value}, 0({at})";
+        u64, reg, "ld {value}, 0({at})", "sd {value}, 0({at})";
+    }
+
+    #[inline(always)]
+    pub(super) fn may_be_word(addr: usize) -> bool {
+        addr.is_multiple_of(super::WORD)
+    }
+
+    /// Copies a block of aligned words, where there is one, and returns how many bytes were copied.
+    ///
+    /// # Safety
+    ///
+    /// As of [`copy`](super::copy).
+    #[inline(always)]
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> usize {
+        if len < BLOCK || !may_be_word(from.addr() | to.addr()) {
+            return 0;
+        }
+        // SAFETY: 1. It reads and writes a block, which the caller has promised, and changes the
+        // registers that are named, no flag and no stack. 2. Each byte is read and written as by
+        // itself: no thread sees what a loop of bytes could not have done.
+        unsafe {
+            asm!(
+                "ld {a}, 0({from})", "ld {b}, 8({from})",
+                "ld {c}, 16({from})", "ld {d}, 24({from})",
+                "sd {a}, 0({to})", "sd {b}, 8({to})", "sd {c}, 16({to})", "sd {d}, 24({to})",
+                "ld {a}, 32({from})", "ld {b}, 40({from})",
+                "ld {c}, 48({from})", "ld {d}, 56({from})",
+                "sd {a}, 32({to})", "sd {b}, 40({to})", "sd {c}, 48({to})", "sd {d}, 56({to})",
+                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+                from = in(reg) from, to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+        BLOCK
+    }
+
+    /// Writes a block of zeros, where there is an aligned one, and returns how many bytes were
+    /// written.
+    ///
+    /// # Safety
+    ///
+    /// As of [`clear`](super::clear).
+    #[inline(always)]
+    pub(super) unsafe fn clear(to: *mut u8, len: usize) -> usize {
+        if len < BLOCK || !may_be_word(to.addr()) {
+            return 0;
+        }
+        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register, flag
+        // or stack. 2. As of `copy`.
+        unsafe {
+            asm!(
+                "sd zero, 0({to})", "sd zero, 8({to})", "sd zero, 16({to})", "sd zero, 24({to})",
+                "sd zero, 32({to})", "sd zero, 40({to})", "sd zero, 48({to})", "sd zero, 56({to})",
+                to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+        BLOCK
+    }
+}
+
+/// Aligned words of 32 bits. A number of 64 bits is two of them.
+#[cfg(all(target_arch = "arm", not(miri)))]
+mod cpu {
+    use core::arch::asm;
+
+    use super::{Scalar, load, sealed, store};
+
+    instructions! {
+        u8, reg, "ldrb {value}, [{at}]", "strb {value}, [{at}]";
+        u16, reg, "ldrh {value}, [{at}]", "strh {value}, [{at}]";
+        u32, reg, "ldr {value}, [{at}]", "str {value}, [{at}]";
+    }
+
+    /// The number whose halves lie in memory so, or those of a number.
+    fn turned(word: u64) -> u64 {
+        if cfg!(target_endian = "big") { word.rotate_left(32) } else { word }
+    }
+
+    numbers! {
+        u64: |at| {
+            let at = at.cast::<u32>();
+            // SAFETY: it is the first half of the number that the caller promises.
+            let first: u64 = unsafe { load(at) }.into();
+            // SAFETY: it is the other half.
+            let second: u64 = unsafe { load(at.wrapping_add(1)) }.into();
+            turned(first | second << 32)
+        }, |at, value| {
+            let (at, [first, second]) = (at.cast::<u32>(), halves(turned(value)));
+            // SAFETY: it is the first half of the number that the caller promises.
+            unsafe { store(at, first) };
+            // SAFETY: it is the other half.
+            unsafe { store(at.wrapping_add(1), second) };
+        };
+    }
+
+    fn halves(word: u64) -> [u32; 2] {
+        [word & 0xffff_ffff, word >> 32].map(|half| half.try_into().unwrap_or(0))
+    }
+
+    #[inline(always)]
+    pub(super) fn may_be_word(addr: usize) -> bool {
+        addr.is_multiple_of(super::WORD)
+    }
+
+    /// Nothing is taken at once.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    pub(super) unsafe fn copy(_from: *const u8, _to: *mut u8, _len: usize) -> usize {
+        0
+    }
+
+    /// Nothing is taken at once.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    pub(super) unsafe fn clear(_to: *mut u8, _len: usize) -> usize {
+        0
+    }
+}
+
+/// Bytes alone.
+#[cfg(any(
+    miri,
+    not(any(
+        all(target_arch = "x86_64", target_pointer_width = "64"),
+        all(target_arch = "aarch64", target_pointer_width = "64"),
+        target_arch = "riscv64",
+        target_arch = "arm"
+    ))
+))]
+mod cpu {
+    #[cfg(not(miri))]
+    use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+    use core::sync::atomic::{AtomicU8, Ordering};
+
+    use super::{Scalar, sealed};
+
+    /// As Miri sees them: bytes.
+    #[cfg(miri)]
+    macro_rules! bytes {
+        ($($number:ident, $atomic:ident;)*) => {
+            numbers! {$(
+                $number: |at| {
+                    let mut bytes = [0; size_of::<Self>()];
+                    for (n, byte) in bytes.iter_mut().enumerate() {
+                        let at = at.cast_mut().cast::<u8>().wrapping_add(n);
+                        // SAFETY: it is a byte of the number that the caller promises.
+                        *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
+                    }
+                    Self::from_ne_bytes(bytes)
+                }, |at, value| {
+                    for (n, byte) in value.to_ne_bytes().into_iter().enumerate() {
+                        let at = at.cast::<u8>().wrapping_add(n);
+                        // SAFETY: it is a byte of the number that the caller promises.
+                        unsafe { AtomicU8::from_ptr(at) }.store(byte, Ordering::Relaxed);
+                    }
+                };
+            )*}
+        };
+    }
+
+    /// As a device is to see them: by one access.
+    #[cfg(not(miri))]
+    macro_rules! bytes {
+        ($($number:ident, $atomic:ident;)*) => {
+            numbers! {$(
+                // SAFETY: the caller promises the number.
+                $number: |at| unsafe { $atomic::from_ptr(at.cast_mut()) }.load(Ordering::Relaxed),
+                |at, value| {
+                    // SAFETY: the caller promises the number.
+                    unsafe { $atomic::from_ptr(at) }.store(value, Ordering::Relaxed);
+                };
+            )*}
+        };
+    }
+
+    bytes! { u8, AtomicU8; u16, AtomicU16; u32, AtomicU32; u64, AtomicU64; }
+
+    #[inline(always)]
+    pub(super) fn may_be_word(_addr: usize) -> bool {
+        false
+    }
+
+    /// Nothing is taken at once.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    pub(super) unsafe fn copy(_from: *const u8, _to: *mut u8, _len: usize) -> usize {
+        0
+    }
+
+    /// Nothing is taken at once.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    pub(super) unsafe fn clear(_to: *mut u8, _len: usize) -> usize {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_and_zeros_are_exact_at_every_alignment() {
+        let most = if cfg!(miri) { 20 } else { 200 };
+        let source: [u8; 220] = core::array::from_fn(|n| n.to_le_bytes()[0] | 1);
+        for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
+            for len in 0..most {
+                let (mut shared, mut back) = ([0xa4; 220], [0xa4; 220]);
+                let (bytes, start) = (&source[from..from + len], shared[to..].as_mut_ptr());
+                // SAFETY: there are as many, which nobody else uses.
+                unsafe { write(bytes, start) };
+                // SAFETY: as above.
+                unsafe { copy(start, back[from..].as_mut_ptr(), len) };
+                let mut read_back = [0; 220];
+                // SAFETY: as above.
+                unsafe { read(start, &mut read_back[..len]) };
+                let beside = |all: &[u8; 220], at: usize| {
+                    all[..at].iter().chain(&all[at + len..]).all(|byte| *byte == 0xa4)
+                };
+                assert_eq!((&shared[to..to + len], &back[from..from + len]), (bytes, bytes));
+                assert_eq!(&read_back[..len], bytes);
+                assert!(beside(&shared, to) && beside(&back, from), "{from} {to} {len}");
+                let start = shared[to..].as_mut_ptr();
+                // SAFETY: as above.
+                unsafe { clear(start, len) };
+                assert!(shared[to..to + len].iter().all(|byte| *byte == 0) && beside(&shared, to));
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_in_memory_in_the_order_of_the_cpu() {
+        fn check<S: Scalar + PartialEq>(value: S, bytes: &[u8]) {
+            let mut memory = [0xa4_u64; 3];
+            let at = memory[1..].as_mut_ptr().cast::<S>();
+            // SAFETY: there is an aligned number, which nobody else uses.
+            unsafe { store(at, value) };
+            // SAFETY: as above.
+            assert_eq!(unsafe { load(at) }, value);
+            assert_eq!(&memory[1].to_ne_bytes()[..bytes.len()], bytes);
+            assert_eq!((memory[0], memory[2]), (0xa4, 0xa4));
+            let behind = &memory[1].to_ne_bytes()[bytes.len()..];
+            assert_eq!(behind, &0xa4_u64.to_ne_bytes()[bytes.len()..]);
+        }
+        check(0x81_u8, &[0x81]);
+        check(0x8123_u16, &0x8123_u16.to_ne_bytes());
+        check(0x8123_4567_u32, &0x8123_4567_u32.to_ne_bytes());
+        check(0x8123_4567_89ab_cdef_u64, &0x8123_4567_89ab_cdef_u64.to_ne_bytes());
+        let word = SharedWord::default();
+        word.store(7, Ordering::Release);
+        assert_eq!((word.load(Ordering::Acquire), size_of::<SharedWord>()), (7, 8));
+    }
+}

@@ -102,8 +102,8 @@ impl Piece {
 /// # Safety
 ///
 /// While a clone of `guest` lives, each of its regions is memory at the address that it says, as
-/// long as it says, mapped readable and writable, and code of this process accesses it atomically
-/// or as volatile: vm-memory's own `GuestMemoryMmap` does.
+/// long as it says, mapped readable and writable, and code of this process accesses it as
+/// [`Memory::foreign`] asks: vm-memory's own `GuestMemoryMmap` does, by volatile accesses.
 pub unsafe fn guest_regions<M>(guest: &M) -> Result<Vec<Region>, GuestError>
 where
     M: GuestMemoryBackend + Clone + Send + Sync + 'static,

@@ -149,8 +149,9 @@ impl VfioOps for Shared {
         let len = u64::try_from(size).map_err(|_| refused(Errno::EOVERFLOW))?;
         // SAFETY:
         // 1. It is memory that is accessed atomically or as volatile until it is unmapped (the
-        //    caller's promise). If the caller takes it out of the process before, nobody reads or
-        //    writes it there: the kernel has its pages, and the `Memory` stays in the space.
+        //    caller's promise), and nothing here accesses it. If the caller takes it out of the
+        //    process before, nobody reads or writes it there: the kernel has its pages, and the
+        //    `Memory` stays in the space.
         let memory = unsafe { Memory::foreign(start, len, ()) };
         let memory = Arc::new(memory.map_err(|error| refused(error.errno()))?);
         let mapped =

@@ -98,8 +98,9 @@ fn span(memory: &Memory, len: u64) -> Option<Span<HostAddr>> {
 // SAFETY:
 // 1. `spans` gives a mapping that this value owns and hands out to nobody else until it is
 //    dropped, `allocate` others, which it owns until they are freed. Devices may write them:
-//    nobody has references to them but to atomic words.
-// 2. The copies are of `sys::bytes`, which touches what a transfer or a slot says.
+//    nobody has references to them but to atomic bytes.
+// 2. The copies are of `sys::bytes`, which touches what a transfer or a slot says, each byte by
+//    itself.
 unsafe impl PoolMemory for BounceMemory {
     type Address = HostAddr;
 

@@ -350,7 +350,7 @@ struct RegisteredMemory {
 //    pinner with physical ones. Virtual addresses, which `HostAddr` says they are, do not change
 //    when the frames do.
 // 2. A device may write the memory: all of `Memory` is readable and writable, and Rust code reaches
-//    it through atomic words alone.
+//    it through atomic bytes alone.
 // 3. Spans cover the range exactly and in order, which the walk of `pagemap` sees to: each step
 //    begins where the last one ended, and the first and last spans are cut to the range.
 #[expect(unsafe_code, reason = "promises that pinned memory stays where it is")]

@@ -39,6 +39,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::hint;
 use core::ptr;
+use core::slice;
 use core::sync::atomic::AtomicU64;
 use core::time::Duration;
 use std::thread;
@@ -194,7 +195,7 @@ impl VfioBuffer {
         }
         let segments = builder.build()?;
         // SAFETY: the mapping owns the memory, which stays there until `end` lets go of it, and
-        // forever where it cannot be unmapped. All accesses to a `Memory` are of atomic words, so
+        // forever where it cannot be unmapped. All accesses to a `Memory` are of atomic bytes, so
         // nothing breaks either if somebody maps another one there behind the mapper's back.
         let buffer = unsafe { Buffer::new(segments, user, prot, Box::new(Kept(Some(mapped)))) }?;
         Ok(Self(Arc::new(Registered { buffer, reach: Reach::Mapped(space.clone()) })))
@@ -215,7 +216,7 @@ impl VfioBuffer {
         }
         let (segments, user) = (builder.build()?, memory.user_range());
         // SAFETY: the pin owns the memory, which stays there until `end` lets go of it, and
-        // forever where it cannot be unpinned. All accesses to a `Memory` are of atomic words.
+        // forever where it cannot be unpinned. All accesses to a `Memory` are of atomic bytes.
         let buffer = unsafe { Buffer::new(segments, user, prot, Box::new(Kept(Some(pinned)))) }?;
         Ok(Self(Arc::new(Registered { buffer, reach: Reach::Pinned(by.memory.clone()) })))
     }
@@ -315,7 +316,7 @@ enum SharedWords {
 // nobody else has a reference to the memory, which is mapped in one piece until this is
 // dropped, for a device that was opened in the space. A program that maps another `Memory` there
 // behind the mapper's back makes the driver err, and breaks no memory: the kernel lets a device
-// reach what is mapped for it alone, which are atomic words.
+// reach what is mapped for it alone, which are atomic bytes.
 unsafe impl SharedMemory for Shared {
     fn addr(&self) -> DmaAddr {
         self.addr
@@ -323,12 +324,15 @@ unsafe impl SharedMemory for Shared {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        match &self.words {
+        let words = match &self.words {
             SharedWords::Mapped { memory, first, .. } => {
                 memory.words().get(*first..).unwrap_or_default()
             }
             SharedWords::Pinned(memory) => memory.words(),
-        }
+        };
+        // SAFETY: they are as long and as aligned, and nobody else of this process has them: so all
+        // of its accesses to them are of this size.
+        unsafe { slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
     }
 }
 

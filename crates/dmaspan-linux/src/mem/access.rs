@@ -1,18 +1,16 @@
 //! Copying in and out of memory that a device may access meanwhile.
 //!
-//! All accesses are of aligned 8-byte words. A part of a word is written by exchanging the word, so
-//! bytes beside it that a device writes at that moment are not lost.
+//! All accesses are those of [`dmaspan::bytes`]: any threads read and write any bytes at once, and
+//! what a device writes beside them at that moment is not lost.
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use dmaspan::Errno;
+use dmaspan::bytes::SharedWord;
 
 use super::Memory;
-
-/// The bytes of a word.
-const WORD: usize = size_of::<AtomicU64>();
 
 /// The reason why bytes of a [`Memory`] were not accessed. Nothing was read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,11 +88,11 @@ impl Memory {
     /// The first byte. The pointer may be used for all [`len`](Self::len) bytes, until the memory
     /// is dropped: keep a reference, or what keeps one.
     ///
-    /// Use it as a device uses the memory, which may read and write it at any time: by volatile or
-    /// atomic accesses, or by copies of what no device uses at that moment. A `&[u8]` or
-    /// `&mut [u8]` of it is sound only while neither a device, nor another thread, nor the methods
-    /// of this type write there. Its provenance is exposed, so that an address that came back from
-    /// a device's descriptor leads to the same bytes.
+    /// Use it as a device uses the memory, which may read and write it at any time: by
+    /// [`dmaspan::bytes`] or as atomic bytes, as the methods of this type and pools do; or by copies
+    /// of what neither a device, nor another thread, nor they use at that moment, of which alone
+    /// a `&[u8]` or `&mut [u8]` is sound. Its provenance is exposed, so that an address that came
+    /// back from a device's descriptor leads to the same bytes.
     ///
     /// ```
     /// use dmaspan_linux::{Memory, MemoryKind};
@@ -133,23 +131,8 @@ impl Memory {
     ///
     /// [`AccessError::OutOfBounds`] where they are not all in the memory.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), AccessError> {
-        let (words, skew) = self.covering(offset, bytes.len())?;
-        let (head, rest) = bytes.split_at_mut(head_len(skew, bytes.len()));
-        let (head_words, words) = words.split_at(usize::from(!head.is_empty()));
-        if let [word] = head_words {
-            let value = word.load(Ordering::Relaxed).to_ne_bytes();
-            head.copy_from_slice(&value[skew..skew + head.len()]);
-        }
-        let (whole, tail) = rest.as_chunks_mut::<WORD>();
-        let (words, tail_words) = words.split_at(whole.len());
-        for (chunk, word) in whole.iter_mut().zip(words) {
-            *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
-        }
-        if let [word] = tail_words {
-            let value = word.load(Ordering::Relaxed).to_ne_bytes();
-            tail.copy_from_slice(&value[..tail.len()]);
-        }
-        Ok(())
+        let (at, outside) = self.place(offset, bytes.len());
+        self.mapping().read(at, bytes).map_err(|_| outside)
     }
 
     /// Copies `bytes` to `offset` and on.
@@ -158,26 +141,21 @@ impl Memory {
     ///
     /// [`AccessError::OutOfBounds`] where the memory has not so many bytes there.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        let (words, skew) = self.covering(offset, bytes.len())?;
-        let (head, rest) = bytes.split_at(head_len(skew, bytes.len()));
-        let (head_words, words) = words.split_at(usize::from(!head.is_empty()));
-        if let [word] = head_words {
-            write_part(word, skew, head);
-        }
-        let (whole, tail) = rest.as_chunks::<WORD>();
-        let (words, tail_words) = words.split_at(whole.len());
-        for (chunk, word) in whole.iter().zip(words) {
-            word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
-        }
-        if let [word] = tail_words {
-            write_part(word, 0, tail);
-        }
-        Ok(())
+        let (at, outside) = self.place(offset, bytes.len());
+        self.mapping().write(at, bytes).map_err(|_| outside)
     }
 
-    /// All of it as words, in the CPU's byte order: what drivers keep their queues in.
+    /// Where `len` bytes from `offset` are in the mapping, and what is said where they are not.
+    fn place(&self, offset: u64, len: usize) -> (usize, AccessError) {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        let outside = AccessError::OutOfBounds { offset, len, memory_len: self.len() };
+        (usize::try_from(offset).unwrap_or(usize::MAX), outside)
+    }
+
+    /// All of it as words, in the CPU's byte order: what drivers keep their queues in. They are read
+    /// and written beside all else that accesses the memory.
     #[inline]
-    pub fn words(&self) -> &[AtomicU64] {
+    pub fn words(&self) -> &[SharedWord] {
         self.mapping().words()
     }
 
@@ -243,7 +221,7 @@ impl Memory {
     }
 
     #[inline]
-    fn word(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
+    fn word(&self, offset: u64) -> Result<&SharedWord, AccessError> {
         if !offset.is_multiple_of(8) {
             return Err(AccessError::Misaligned { offset, len: 8 });
         }
@@ -256,7 +234,7 @@ impl Memory {
     }
 
     #[inline]
-    pub(super) fn word_slice(&self, offset: u64, len: u64) -> Result<&[AtomicU64], AccessError> {
+    pub(super) fn word_slice(&self, offset: u64, len: u64) -> Result<&[SharedWord], AccessError> {
         if !offset.is_multiple_of(8) || !len.is_multiple_of(8) {
             return Err(AccessError::Misaligned { offset, len });
         }
@@ -264,43 +242,5 @@ impl Memory {
         let end = offset.checked_add(len).ok_or(outside)?;
         let index = |at: u64| usize::try_from(at / 8).map_err(|_| outside);
         self.mapping().words().get(index(offset)?..index(end)?).ok_or(outside)
-    }
-
-    /// The words that hold `len` bytes from `offset`, and the first byte's place in the first word.
-    fn covering(&self, offset: u64, len: usize) -> Result<(&[AtomicU64], usize), AccessError> {
-        let words = self.mapping().words();
-        let place = usize::try_from(offset).ok().and_then(|first| {
-            let end = first.checked_add(len)?;
-            Some((words.get(first / WORD..end.div_ceil(WORD).max(first / WORD))?, first % WORD))
-        });
-        place.ok_or(AccessError::OutOfBounds {
-            offset,
-            len: u64::try_from(len).unwrap_or(u64::MAX),
-            memory_len: self.len(),
-        })
-    }
-}
-
-/// How many of `len` bytes are before the first whole word, where the first byte is at `skew`.
-const fn head_len(skew: usize, len: usize) -> usize {
-    let to_next = (WORD - skew) % WORD;
-    if to_next < len { to_next } else { len }
-}
-
-const _: () = assert!(head_len(0, 20) == 0);
-const _: () = assert!(head_len(3, 20) == 5);
-const _: () = assert!(head_len(3, 2) == 2);
-
-/// Replaces the bytes of a word from `skew` on; the others stay, even if they change meanwhile.
-fn write_part(word: &AtomicU64, skew: usize, bytes: &[u8]) {
-    let mut old = word.load(Ordering::Relaxed);
-    loop {
-        let mut value = old.to_ne_bytes();
-        value[skew..skew + bytes.len()].copy_from_slice(bytes);
-        let new = u64::from_ne_bytes(value);
-        match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return,
-            Err(now) => old = now,
-        }
     }
 }

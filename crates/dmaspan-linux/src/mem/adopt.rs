@@ -48,9 +48,10 @@ impl Memory {
     /// # Safety
     ///
     /// Until `keep` is dropped, `len` bytes from `start` are memory, mapped readable and writable
-    /// at the same place, and initialised, and other code of the process accesses them atomically,
-    /// as volatile, or not at all: a device may write them at any moment. `start` may be used for
-    /// all of them.
+    /// at the same place, and initialised, and other code of the process accesses them as a device
+    /// may write them, at any moment: by [`dmaspan::bytes`] or as atomic bytes, or, as by volatile
+    /// accesses, while neither the methods of this type nor a pool access the same bytes. `start`
+    /// may be used for all of them.
     pub unsafe fn foreign(
         start: NonNull<u8>,
         len: u64,

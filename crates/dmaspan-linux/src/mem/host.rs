@@ -9,7 +9,7 @@ use super::{AccessError, Memory};
 // SAFETY:
 // 1. The mapping is this value's, which neither unmaps nor moves it before it is dropped, nor lets
 //    anybody map over it. Adopted memory stays by the promise of whoever brought it.
-// 2. Rust code reaches it through atomic words alone: others may read and write it at any time.
+// 2. Rust code reaches it through atomic bytes alone: others may read and write it at any time.
 unsafe impl HostMemory for Memory {
     fn slice(&self) -> HostSlice<'_> {
         HostSlice::new(self.mapping().start(), self.mapping().len())

@@ -9,7 +9,7 @@ use std::thread;
 
 use dmaspan::{Errno, UserRange};
 
-use super::{AccessError, Memory, MemoryKind, OutsideMemory, PopulateError};
+use super::{Memory, MemoryKind, OutsideMemory, PopulateError};
 use crate::os;
 use crate::parts;
 use crate::sys;
@@ -120,17 +120,14 @@ fn populate(memory: &Memory, offset: u64, len: u64, fallback: Fallback) -> Resul
     match fallback {
         Fallback::Leave => Ok(()),
         // Linux before 5.14. hugetlb pages are reserved since mmap(2), so a touch finds them.
-        Fallback::Touch => touch(memory, offset, len).map_err(|error| error.errno()),
+        Fallback::Touch => touch(mapping, at, bytes),
     }
 }
 
-/// Writes a word of every base page, as it is.
-fn touch(memory: &Memory, offset: u64, len: u64) -> Result<(), AccessError> {
-    let page_words = usize::try_from(sys::page_size() / 8).unwrap_or(512);
-    for word in memory.word_slice(offset, len)?.iter().step_by(page_words) {
-        word.fetch_or(0, Ordering::Relaxed);
-    }
-    Ok(())
+/// Writes a byte of every base page, as it is.
+fn touch(mapping: &Mapping, offset: usize, len: usize) -> Result<(), Errno> {
+    let page = usize::try_from(sys::page_size()).unwrap_or(4096);
+    (offset..offset.saturating_add(len)).step_by(page).try_for_each(|at| mapping.touch(at))
 }
 
 #[cfg(test)]
@@ -158,7 +155,7 @@ mod tests {
     fn a_touch_keeps_what_is_there() {
         let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
         memory.fill_words(0, 1 << 20, |n| !n).unwrap();
-        touch(&memory, 0, 1 << 20).unwrap();
+        touch(memory.mapping(), 0, 1 << 20).unwrap();
         memory.check_words(0, 1 << 20, |n| !n).unwrap();
     }
 }

@@ -89,7 +89,7 @@ impl PinnedBounce {
 // SAFETY:
 // 1. `spans` gives contiguous memory that this value owns and hands out to nobody else until it is
 //    dropped, `allocate` other such memory, which it owns until it is freed. Devices may write it:
-//    nobody has references to it but to atomic words. It is pinned: its physical addresses lead to
+//    nobody has references to it but to atomic bytes. It is pinned: its physical addresses lead to
 //    it all the while.
 // 2. The copies are of the direct map, which touches what a transfer or a slot says.
 // 3. The direct map checks each address, and panics where it is of no memory that is pinned there,

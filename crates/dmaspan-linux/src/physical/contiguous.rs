@@ -5,8 +5,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
+use dmaspan::bytes::SharedWord;
 use dmaspan::dma::{DmaMemory, Piece};
 use dmaspan::{PhysAddr, Span, lg2};
 use parking_lot::Mutex;
@@ -120,8 +120,8 @@ impl fmt::Debug for Chunk {
 /// Memory at one range of physical addresses, from
 /// [`PhysicalMemory::allocate`](super::PhysicalMemory::allocate): pinned, and this value's alone.
 ///
-/// A device may write it at any time: it is accessed by its [pointer](Self::as_ptr), with volatile
-/// or atomic accesses, or in a [`Coherent`](dmaspan::dma::Coherent), which is made of it. As a
+/// A device may write it at any time: it is accessed by its [pointer](Self::as_ptr), as
+/// [`dmaspan::bytes`] does, or in a [`Coherent`](dmaspan::dma::Coherent), which is made of it. As a
 /// `DmaMemory` it can be mapped for a device. Dropped, it is freed; a mapping of a device that is
 /// dropped leaks it.
 ///
@@ -158,7 +158,7 @@ impl ContiguousMemory {
     }
 
     /// The whole words of it, which a device may read and write at any time.
-    pub fn words(&self) -> &[AtomicU64] {
+    pub fn words(&self) -> &[SharedWord] {
         // It begins with a page of the memory.
         let [first, count] = [self.offset, self.len()].map(|bytes| usize::try_from(bytes / 8));
         let words = self.memory.words().get(first.unwrap_or(usize::MAX)..).unwrap_or_default();
@@ -217,7 +217,7 @@ impl Drop for ContiguousMemory {
 // SAFETY:
 // 1. The piece never changes. It is where a part of a `Memory` is pinned that this has alone, with
 //    its pin, until it is dropped.
-// 2. Nobody has a reference to a `Memory` but to atomic words, which devices may write.
+// 2. Nobody has a reference to a `Memory` but to atomic bytes, which devices and pools may write.
 unsafe impl DmaMemory for ContiguousMemory {
     fn pieces(&self) -> &[Piece] {
         slice::from_ref(&self.piece)

@@ -121,7 +121,7 @@ impl Pieces {
 // SAFETY:
 // 1. The pieces never change. They are where a `Memory` is pinned, which this keeps, and its pin,
 //    until it is dropped.
-// 2. Nobody has a reference to a `Memory` but to atomic words, which devices may write.
+// 2. Nobody has a reference to a `Memory` but to atomic bytes, which devices may write.
 unsafe impl DmaMemory for PinnedMemory {
     fn pieces(&self) -> &[Piece] {
         self.pieces.as_slice()

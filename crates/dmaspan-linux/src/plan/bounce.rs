@@ -98,7 +98,7 @@ impl<S: MemorySpace> MappedBounce<S> {
 // SAFETY:
 // 1. `spans` gives a mapping of memory that this value made, owns and hands out to nobody else. It
 //    is unmapped when this is dropped, or else never freed. Devices may write it: nobody has
-//    references to a `Memory` but to atomic words.
+//    references to a `Memory` but to atomic bytes.
 // 2. The copies are of `Memory`, which refuses what is not in it.
 // 3. Each address is looked for in the mapping, and a copy of others panics.
 // 4. A pointer is to bytes of the memory, which is contiguous in the process and begins at a page

@@ -13,13 +13,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
+use dmaspan::bytes;
 use dmaspan::dma::CoherentFrames;
 use dmaspan::iommu::soft::BusError;
 use dmaspan::swiotlb::{InSlot, Transfer};
 use dmaspan::{PhysAddr, Platform, Span};
 use parking_lot::{Mutex, RwLock};
 
-use super::bytes;
 use crate::mem::Memory;
 use crate::physical::{ContiguousMemory, FreshMemory};
 use crate::platform::UserPlatform;
@@ -118,7 +118,7 @@ impl DirectMap {
             // SAFETY:
             // 1. Both parts are of `Memory` that the map keeps while its lock is held: `part` bytes
             //    are readable at `from` and writable at `to`.
-            // 2. Nobody has a reference to a `Memory` but to atomic words.
+            // 2. Nobody has a reference to a `Memory` but to atomic bytes.
             unsafe { bytes::copy(from.as_ptr(), to.as_ptr(), length(part)) };
             done += part;
         }
@@ -134,7 +134,7 @@ impl DirectMap {
         self.each(slot.span(), |start, len| {
             // SAFETY:
             // 1. `len` bytes from `start` are of a `Memory` that the map keeps meanwhile, and
-            //    nobody has a reference to it but to atomic words.
+            //    nobody has a reference to it but to atomic bytes.
             unsafe { bytes::clear(start.as_ptr(), len) };
         });
     }
@@ -152,8 +152,7 @@ impl DirectMap {
             // SAFETY:
             // 1. As many bytes as `now` has are readable at `start`, of a `Memory` that the map
             //    keeps meanwhile.
-            // 2. Those written are of `now`, which is borrowed exclusively.
-            unsafe { bytes::copy(start.as_ptr(), now.as_mut_ptr(), now.len()) };
+            unsafe { bytes::read(start.as_ptr(), now) };
             into = rest;
         });
     }
@@ -169,9 +168,8 @@ impl DirectMap {
             let (now, rest) = from.split_at(len.min(from.len()));
             // SAFETY:
             // 1. As many bytes as `now` has are writable at `start`, of a `Memory` that the map
-            //    keeps meanwhile, and nobody has a reference to it but to atomic words.
-            // 2. Those read are of `now`, which is borrowed.
-            unsafe { bytes::copy(now.as_ptr(), start.as_ptr(), now.len()) };
+            //    keeps meanwhile, and nobody has a reference to it but to atomic bytes.
+            unsafe { bytes::write(now, start.as_ptr()) };
             from = rest;
         });
     }
@@ -283,7 +281,7 @@ pub(crate) fn one_span(memory: ContiguousMemory, len: u64) -> CoherentFrames {
     // 1. `ContiguousMemory` has its bytes alone until it is dropped: they are part of a `Memory`
     //    that it keeps pinned, which any thread may read and write, and were zeroed when it was
     //    made (its invariant). Nothing has written them since: this takes it as it was allocated.
-    // 2. Nobody has a reference to a `Memory` but to atomic words.
+    // 2. Nobody has a reference to a `Memory` but to atomic bytes.
     unsafe { CoherentFrames::new(start, span, Arc::new(memory)) }
 }
 
@@ -302,6 +300,6 @@ pub(crate) fn any_spans(memory: FreshMemory, len: u64) -> CoherentFrames {
     // 1. All of the memory is pinned where the spans say, one behind the other, until the owner is
     //    dropped, and nobody else has it: it was made for this alone, zeroed (the invariant of
     //    `FreshMemory`).
-    // 2. Nobody has a reference to a `Memory` but to atomic words.
+    // 2. Nobody has a reference to a `Memory` but to atomic bytes.
     unsafe { CoherentFrames::scattered(start, &spans, Arc::new(memory)) }
 }

@@ -205,7 +205,7 @@ impl<K: Kernel> DmaTable<K> {
         }
         // SAFETY:
         // 1. All of `user` is in the memory, and the range is no longer.
-        // 2. While a `Memory` lives its bytes stay mapped, and they are accessed as atomic words
+        // 2. While a `Memory` lives its bytes stay mapped, and they are accessed as atomic bytes
         //    alone, which devices may read and write at any time (its module's contract).
         unsafe { self.map(owner, Source::User(user.start()), range, prot) }
     }

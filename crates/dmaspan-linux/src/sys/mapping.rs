@@ -7,8 +7,9 @@ use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, Ordering};
 
+use dmaspan::bytes::{self, SharedWord};
 use dmaspan::swiotlb::Original;
 use dmaspan::{Errno, HostAddr, Span};
 
@@ -188,7 +189,7 @@ enum Keep {
 /// `_keep` is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    start: NonNull<AtomicU64>,
+    start: NonNull<SharedWord>,
     words: usize,
     _keep: Keep,
 }
@@ -199,7 +200,7 @@ pub(crate) struct Mapping {
 unsafe impl Send for Mapping {}
 
 // SAFETY:
-// 1. Through `&Mapping` memory is accessed as `AtomicU64` alone, which is `Sync`.
+// 1. Through `&Mapping` memory is accessed by `dmaspan::bytes` alone, as any threads may at once.
 // 2. The other calls on `&Mapping` are system calls, which the kernel serialises.
 // 3. What keeps memory of somebody else is `Sync`, and nobody reaches it.
 unsafe impl Sync for Mapping {}
@@ -232,17 +233,17 @@ impl Mapping {
     /// # Safety
     ///
     /// Until `keep` is dropped, `len` bytes from `start` are readable and writable, and other code
-    /// of this process accesses them atomically, as volatile, or not at all. `start` may be used
-    /// for all of them.
+    /// of this process accesses them by [`dmaspan::bytes`], as atomic bytes, or not at the same time
+    /// as this one and pools. `start` may be used for all of them.
     pub(crate) unsafe fn foreign(
         start: NonNull<u8>,
         len: usize,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Option<Self> {
-        let start = start.cast::<AtomicU64>();
-        let whole = start.is_aligned() && len.is_multiple_of(size_of::<AtomicU64>());
+        let start = start.cast::<SharedWord>();
+        let whole = start.is_aligned() && len.is_multiple_of(size_of::<SharedWord>());
         let keep = Keep::Foreign { _keep: keep };
-        whole.then_some(Self { start, words: len / size_of::<AtomicU64>(), _keep: keep })
+        whole.then_some(Self { start, words: len / size_of::<SharedWord>(), _keep: keep })
     }
 
     /// Puts the memory over an aligned part of a larger region.
@@ -262,18 +263,48 @@ impl Mapping {
     /// Memory of `len` bytes from `start` of `region`, where they are readable and writable.
     fn of(start: NonNull<libc::c_void>, len: usize, region: Region) -> Self {
         let keep = Keep::Region { _region: region };
-        Self { start: start.cast(), words: len / size_of::<AtomicU64>(), _keep: keep }
+        Self { start: start.cast(), words: len / size_of::<SharedWord>(), _keep: keep }
     }
 
     /// The memory, as words: whoever else writes it, a load is a value that the word has had.
-    pub(crate) fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[SharedWord] {
         // SAFETY:
         // 1. `start` is aligned and `words` words from there stay mapped, readable and writable,
         //    for as long as `self` is borrowed (the invariant).
-        // 2. Every bit pattern is a `u64`, and what is mapped is initialised: zeroes at first.
-        // 3. The kernel, devices and other processes may change the words meanwhile: `AtomicU64`
-        //    allows it, as an `UnsafeCell` whose loads and stores are atomic.
+        // 2. Every bit pattern is a word, and what is mapped is initialised: zeroes at first.
+        // 3. The kernel, devices and other processes may change the words meanwhile: they are atomic
+        //    bytes, and so is whatever else of this process accesses them.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+
+    /// Copies bytes out, all of the mapping; whether they are.
+    #[inline]
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Errno> {
+        let from = self.part(offset, into.len())?;
+        // SAFETY:
+        // 1. So many bytes are readable there (the invariant), and nobody has a reference to them
+        //    but to atomic bytes.
+        unsafe { bytes::read(from.cast(), into) };
+        Ok(())
+    }
+
+    /// Copies bytes in, all of the mapping; whether they are.
+    #[inline]
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> Result<(), Errno> {
+        let to = self.part(offset, from.len())?;
+        // SAFETY:
+        // 1. So many bytes are writable there, as for `read`.
+        unsafe { bytes::write(from, to.cast()) };
+        Ok(())
+    }
+
+    /// Writes a byte as it is, so that its page is there.
+    pub(crate) fn touch(&self, offset: usize) -> Result<(), Errno> {
+        let byte = self.part(offset, 1)?;
+        // SAFETY:
+        // 1. The byte is readable and writable, as for `read`, and of the size of all accesses.
+        unsafe { AtomicU8::from_ptr(byte.cast()) }.fetch_or(0, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The address of the first byte, whose provenance is exposed.
@@ -288,7 +319,7 @@ impl Mapping {
 
     /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.words * size_of::<AtomicU64>()
+        self.words * size_of::<SharedWord>()
     }
 
     /// Advises the kernel about `len` bytes from `offset` (madvise(2)).
@@ -297,7 +328,7 @@ impl Mapping {
         // SAFETY:
         // 1. `start..start + len` is memory of this mapping.
         // 2. No advice unmaps it or takes away access; `Discard` changes its content, which the
-        //    atomic words allow at any time.
+        //    atomic bytes allow at any time.
         let result = unsafe { libc::madvise(start, len, advice.raw()) };
         if result == 0 { Ok(()) } else { Err(os::last_errno()) }
     }
@@ -329,7 +360,7 @@ impl Mapping {
         // SAFETY:
         // 1. The bytes are of this mapping, which is never unmapped: a `&'static` of it says that
         //    it is not dropped.
-        // 2. No code has a reference to them but to atomic words, which others may write.
+        // 2. No code has a reference to them but to atomic bytes, which others may write.
         // 3. They are found by their addresses in this process, whose provenance is exposed.
         span.ok().map(|span| unsafe { Original::new(span) })
     }
@@ -364,7 +395,6 @@ pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::sys;

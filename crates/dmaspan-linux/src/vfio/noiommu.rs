@@ -293,7 +293,7 @@ impl NoIommuPinError {
 //    where no device is attached any more, and the pin keeps the device's file open, which no
 //    other address space takes (it has no `Binding`). Dropping a pin leaks all of that.
 // 2. A device may write the memory: all of `Memory` is readable and writable, and Rust code reaches
-//    it through atomic words alone.
+//    it through atomic bytes alone.
 // 3. Spans cover the range exactly and in order: the maps of one region are those of its parts in
 //    order, and each step begins where the last one ended.
 #[expect(unsafe_code, reason = "promises that pinned memory stays where it is")]

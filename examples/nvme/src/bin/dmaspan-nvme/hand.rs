@@ -71,7 +71,7 @@ pub(crate) fn push(
     #[inline]
     move |queue, region, lba| {
         // SAFETY: the IOMMU lets the controller reach what is mapped in its space alone, which are
-        // atomic words of memory that its mapping owns.
+        // atomic bytes of memory that its mapping owns.
         unsafe { queue.push_prps(transfer, &namespace, lba, bytes, prps[usize::from(region)]) }
     }
 }

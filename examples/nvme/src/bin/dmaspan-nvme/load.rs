@@ -2,9 +2,10 @@
 
 use std::error::Error;
 use std::hint;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use dmaspan::bytes::SharedWord;
 use dmaspan_nvme::Transfer;
 
 use crate::counting;
@@ -56,9 +57,9 @@ pub(crate) struct Load {
 #[derive(Clone, Copy)]
 pub(crate) struct Words<'m> {
     /// Of the regions, one behind the other.
-    pub(crate) regions: &'m [AtomicU64],
+    pub(crate) regions: &'m [SharedWord],
     /// What the disk has, from its start on.
-    pub(crate) disk: &'m [AtomicU64],
+    pub(crate) disk: &'m [SharedWord],
 }
 
 /// What a turn took.
@@ -176,7 +177,7 @@ impl Load {
         words: Words<'m>,
         region: u16,
         at: usize,
-    ) -> [(&'m AtomicU64, &'m AtomicU64); 2] {
+    ) -> [(&'m SharedWord, &'m SharedWord); 2] {
         let first = usize::from(region) * self.words();
         [0, self.words() - 1].map(|n| (&words.regions[first + n], &words.disk[at + n]))
     }
@@ -199,7 +200,7 @@ impl Load {
 
     #[inline]
     fn is_right(&self, words: Words<'_>, region: u16, at: usize) -> bool {
-        let same = |(here, there): (&AtomicU64, &AtomicU64)| {
+        let same = |(here, there): (&SharedWord, &SharedWord)| {
             here.load(Ordering::Relaxed) == there.load(Ordering::Relaxed)
         };
         self.ends(words, region, at).into_iter().all(same)

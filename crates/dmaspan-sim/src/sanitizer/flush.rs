@@ -39,20 +39,22 @@ impl State {
     /// A thread knows what it unmapped and flushed itself. Of what others unmapped it knows nothing
     /// unless that was named: threads that gather apart from each other, as CPUs do in a flush
     /// queue, may each flush everything, and then the first one has done it for all. And whoever
-    /// names ranges need not know that everything was flushed meanwhile.
+    /// names ranges need not know that everything was flushed meanwhile, by itself for another CPU's
+    /// queue or by others.
     fn pointless(&self, what: &Forget, thread: ThreadId) -> Option<IovaRange> {
         let all = [everything()];
         let ranges = what.iovas.ranges();
-        let known = |gone: &Gone| {
-            let own_flush = self.flushed_all.get(&thread).copied().unwrap_or(0);
-            let is_own = gone.unmapped.origin.thread == thread;
-            gone.named || (ranges.is_none() && is_own && own_flush > gone.unmapped.number)
+        let own_flush = self.flushed_all.get(&thread).copied().unwrap_or(0);
+        let known = |unmapped: &Record| {
+            let is_own = unmapped.origin.thread == thread;
+            ranges.is_none() && is_own && own_flush > unmapped.number
         };
         let holds = |&range: &IovaRange| {
+            let mut gone = self.gone.meeting(range);
             self.leaves.first(range).is_some()
                 || self.walks.first(range).is_some()
-                || self.vain.first(range).is_some()
-                || !self.gone.meeting(range).all(|(_, gone)| known(gone))
+                || !self.vain.meeting(range).all(|(_, unmapped)| known(unmapped))
+                || !gone.all(|(_, gone)| gone.named || known(&gone.unmapped))
         };
         let named = ranges.unwrap_or(&all);
         let first = named.first().copied().filter(|_| what.tables == Tables::Kept)?;
@@ -70,15 +72,11 @@ impl State {
                 }
                 continue;
             }
-            for (piece, by) in self.vain.take(range) {
-                if ranges.is_none() && by != ended.begin.origin.thread {
-                    self.vain.insert(piece, by);
-                }
-            }
             forget(&mut self.walks, range, ended, self.config.leaf_sizes);
             let forgotten = forget(&mut self.leaves, range, ended, self.config.leaf_sizes);
             forgotten.into_iter().for_each(|(piece, stale)| self.went(piece, stale, &ended.begin));
             if ranges.is_some() {
+                self.vain.take(range);
                 self.gone.each_meeting(range, |gone| gone.named = true);
             }
         }

@@ -85,7 +85,7 @@ impl Cut for Gone {}
 impl Cut for u64 {}
 
 impl Cut for () {}
-impl Cut for ThreadId {}
+impl Cut for Record {}
 
 impl Cut for Caller {}
 
@@ -96,9 +96,8 @@ pub(super) struct State {
     pub(super) leaves: Intervals<Stale>,
     pub(super) walks: Intervals<Stale>,
     pub(super) gone: Intervals<Gone>,
-    /// Where a thread unmapped something of which nothing was mapped, until a flush that it knows
-    /// of: one of its own, or one that names the range.
-    pub(super) vain: Intervals<ThreadId>,
+    /// Unmaps of ranges in which nothing was mapped, until a flush names the range or it is mapped.
+    pub(super) vain: Intervals<Record>,
     /// Where `gone` begins and when it was flushed, the oldest first.
     pub(super) going: VecDeque<(Iova, u64)>,
     /// The last invalidation of everything by each thread.
@@ -281,6 +280,7 @@ impl State {
         self.leaves.take(range);
         self.walks.take(range);
         self.gone.take(range);
+        self.vain.take(range);
     }
 
     /// The granules that a range lies in.
@@ -380,7 +380,7 @@ impl State {
         let taken = self.mapped.take(range);
         if taken.is_empty() {
             self.vain.take(range);
-            self.vain.insert(range, now.origin.thread);
+            self.vain.insert(range, now.clone());
         }
         for (piece, was) in taken {
             self.outlive(piece, was, leaf_sizes, now);

@@ -442,6 +442,26 @@ fn a_flush_for_an_unmap_of_nothing_is_not_pointless_after_one_of_another_thread(
 }
 
 #[test]
+fn a_flush_that_names_an_unmap_of_nothing_need_not_know_of_one_of_everything_by_its_thread() {
+    let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
+    for unmapped in [true, false] {
+        let sanitizer = Sanitizer::default();
+        // The unmap waits in the queue of one CPU; the thread flushes that of another.
+        if unmapped {
+            sanitizer.on_unmap(map(&sanitizer, 1, 1), Tables::Kept);
+        } else {
+            sanitizer.on_unmap_parts(pages(1, 1), Tables::Kept, 1 << 12);
+        }
+        sanitizer.on_invalidate(&all);
+        flush(&sanitizer, pages(1, 1), Tables::Kept);
+        assert_eq!(kinds(&sanitizer), []);
+        // By then it does.
+        sanitizer.on_invalidate(&all);
+        assert_eq!(kinds(&sanitizer), [FindingKind::PointlessFlush]);
+    }
+}
+
+#[test]
 fn a_thread_that_flushes_everything_twice_flushes_once_in_vain() {
     let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
     let sanitizer = Sanitizer::default();

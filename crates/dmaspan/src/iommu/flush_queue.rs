@@ -246,9 +246,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         };
         let len = batch.held.len();
         if len == batch.held.capacity() {
-            // A flush found the second batch still in use, or the queue has no entries.
-            let flushed = self.flush_slot(slot, batch, flusher);
-            return self.push_strictly(retired, held, flusher).and(flushed);
+            return self.push_full(slot, batch, retired, held, flusher);
         }
         if len == 0 {
             batch.since = now;
@@ -260,6 +258,35 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             return Ok(());
         }
         self.flush_slot(slot, batch, flusher)
+    }
+
+    /// The same with a slot that is full: a flush found the second batch still in use, or the queue
+    /// has no entries. One sync is for all of it.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    fn push_full(
+        &self,
+        slot: &Apart<CpuQueue<Flag, L, T>>,
+        mut batch: MutexGuard<'_, Flag, Batch<L, T>>,
+        retired: Retired<L>,
+        held: T,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
+    ) -> Result<(), HardwareError> {
+        let claim = self.claim(slice::from_ref(slot));
+        let has_entries = !batch.held.is_empty();
+        let begun = has_entries.then(|| slot.begin(&mut batch, claim.ticket, flusher)).flatten();
+        drop(batch);
+        let Some(mut gather) = begun else { return self.push_strictly(retired, held, flusher) };
+        flusher.add(&mut gather, retired);
+        self.begin_quarantine(&claim, &mut gather, flusher);
+        let flushed = self.finish(claim, gather, flusher);
+        match flushed {
+            Ok(()) => flusher.release(iter::once(held)),
+            // What hardware must forget for it is there already.
+            Err(_) => self.keep(flusher.gather(), iter::once(held), flusher),
+        }
+        flushed
     }
 
     /// The same without a slot.

@@ -195,6 +195,30 @@ fn what_is_synced_in_its_place_in_vain_is_synced_again_before_it_is_released() {
 }
 
 #[test]
+fn an_unmap_that_finds_a_full_slot_is_synced_together_with_it() {
+    let bench = with_both_batches_in_use(|_| ());
+    // The first flush is over: only the batch that fills is full.
+    assert_eq!((bench.dma.waiting(), bench.released()), ((4, 0), 4));
+    let before = bench.invalidations();
+    pass(&bench);
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 9));
+    assert_eq!(bench.invalidations(), before + 1);
+    bench.assert_nothing_is_left();
+}
+
+#[test]
+fn an_unmap_that_finds_a_full_slot_waits_with_it_for_hardware_that_does_not_answer() {
+    let bench = with_both_batches_in_use(|_| ());
+    bench.tlb.fail_next_invalidations(1);
+    assert!(bench.pass().is_err());
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 5), 4));
+    assert_eq!(bench.tlb.stale_leaves(range(0, 1 << 40)).len(), 5);
+    bench.dma.flush().unwrap();
+    assert_eq!(bench.released(), 9);
+    bench.assert_nothing_is_left();
+}
+
+#[test]
 fn a_timer_that_finds_a_slot_taken_comes_again_at_once() {
     let bench = with_both_batches_in_use(|inner| {
         let (seen, machine, dma) = (Arc::new(AtomicU64::new(0)), inner.machine.clone(), &inner.dma);

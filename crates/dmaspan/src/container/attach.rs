@@ -516,17 +516,24 @@ impl<P: Pinner> State<P> {
         }
     }
 
-    /// Refuses to begin anything while domains change, or somebody waits to change them.
+    /// Refuses to begin anything while domains change, or somebody goes first.
     #[inline(always)]
     pub(super) fn check_open(&self) -> Result<(), Error<P::Error>> {
         if self.exclusive || self.asking > 0 { Err(Error::Changing) } else { Ok(()) }
+    }
+
+    /// Counts one more at work, of whom domains stay as they are.
+    #[inline(always)]
+    pub(super) fn at_work(&mut self) -> Arc<Domains> {
+        self.working += 1;
+        Arc::clone(&self.domains)
     }
 
     /// Refuses where anybody is at work.
     pub(super) fn check_idle(&mut self) -> Result<(), Error<P::Error>> {
         // A caller that works without the lock holds the domains.
         let alone = Arc::get_mut(&mut self.domains).is_some();
-        let idle = alone && self.working == 0 && !self.exclusive;
+        let idle = alone && self.working == 0 && self.revoking == 0 && !self.exclusive;
         if idle { Ok(()) } else { Err(Error::Changing) }
     }
 

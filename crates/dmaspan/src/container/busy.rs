@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 
 use lock_api::RawMutex;
 
-use super::Container;
 use super::error::Error;
+use super::{Container, State};
 use crate::pin::Pinner;
 
 /// A [`BusyHook`] does not wait any longer: the caller is told [`Error::Busy`].
@@ -20,8 +20,8 @@ pub struct GaveUp;
 /// front end that must look like it waits: a thread sleeps until it is woken, a kernel's task in a
 /// wait queue.
 ///
-/// A change of domains or tracking goes first: nobody begins anything while one waits for what
-/// others are at. So a sink, a pinner or a question about cancellation, which are called in the
+/// A change of domains or tracking goes first, and so does a revocation: nobody begins anything
+/// while one waits for what others are at. So a sink, a pinner or a question about cancellation, which are called in the
 /// middle of an operation, must not wait here for an operation of their own: their hook gives up.
 pub trait BusyHook: Send + Sync {
     /// Returns when `ready` does not answer `false` any more. It may do so earlier: then the
@@ -47,24 +47,42 @@ pub trait BusyHook: Send + Sync {
     fn wake(&self);
 }
 
-/// How often it is looked whether another operation has ended, where there is no hook: some 40 ms.
+/// How often it is looked whether another operation has ended, where there is no hook: some 40 ms,
+/// for all that one operation waits for together. Looks are counted as nothing here has a clock or
+/// can sleep: a kernel that has either gives a hook. The bound keeps a caller that comes in the
+/// middle of an operation of its own from hanging.
 const MAX_SPINS: u32 = 1 << 20;
 
-/// The claim of whoever waits to work alone, withdrawn when it is dropped.
-struct Asking<'c, P: Pinner, L: RawMutex, const BATCH: usize>(&'c Container<P, L, BATCH>);
+/// Who goes first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    /// To work alone.
+    Alone,
+    /// To revoke, beside whatever is elsewhere.
+    Revoke,
+}
 
-impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Asking<'c, P, L, BATCH> {
-    fn new(container: &'c Container<P, L, BATCH>) -> Self {
-        container.state.lock().asking += 1;
-        Self(container)
+/// The claim of whoever goes first, withdrawn when it is dropped: nobody else begins meanwhile.
+pub(super) struct Claim<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
+    container: &'c Container<P, L, BATCH>,
+    wants: Wants,
+}
+
+impl<P: Pinner> State<P> {
+    fn claim(&mut self, wants: Wants) {
+        self.asking += 1;
+        self.revoking += usize::from(wants == Wants::Revoke);
     }
 }
 
-impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Asking<'_, P, L, BATCH> {
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Claim<'_, P, L, BATCH> {
     fn drop(&mut self) {
-        self.0.state.lock().asking -= 1;
+        let mut all = self.container.state.lock();
+        all.asking -= 1;
+        all.revoking -= usize::from(self.wants == Wants::Revoke);
+        drop(all);
         // Others may begin again, unless it works now.
-        self.0.wake();
+        self.container.wake();
     }
 }
 
@@ -126,9 +144,6 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Does `attempt`, which begins what nobody else may work beside, when all others are done.
     /// From the first attempt on nobody begins anything, until one succeeds or this gives up.
-    ///
-    /// Without a hook it spins a bounded time, since whoever is at work is a thread that goes on:
-    /// told to come again, the caller would hardly ever find a moment in which nobody works.
     pub(super) fn waiting_alone<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Error<P::Error>>,
@@ -137,23 +152,53 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             Err(Error::Changing) => {}
             result => return result,
         }
-        let _asking = Asking::new(self);
+        let wants = Wants::Alone;
+        self.state.lock().claim(wants);
+        let _claim = Claim { container: self, wants };
+        self.waiting_first(attempt)
+    }
+
+    /// Lets nobody begin any more until the claim is dropped, but whoever revokes. Those go first
+    /// that wait to work alone.
+    pub(super) fn claim_revoking(&self) -> Result<Claim<'_, P, L, BATCH>, Error<P::Error>> {
+        self.waiting_first(|| {
+            let mut all = self.state.lock();
+            if all.exclusive || all.asking > all.revoking {
+                return Err(Error::Changing);
+            }
+            all.claim(Wants::Revoke);
+            Ok(())
+        })?;
+        Ok(Claim { container: self, wants: Wants::Revoke })
+    }
+
+    /// Does `attempt` until nobody is in its way any more. There is an end to it: whoever does this
+    /// has a claim, so that only those are who had begun before.
+    ///
+    /// Without a hook it spins a bounded time, since whoever is at work is a thread that goes on:
+    /// told to come again, the caller would hardly ever find a moment in which nobody works.
+    pub(super) fn waiting_first<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, Error<P::Error>>,
+    ) -> Result<T, Error<P::Error>> {
         if self.hook.is_some() {
             return self.waiting(attempt);
         }
         let mut spins = 0;
         loop {
-            let seen = self.ended.load(Ordering::Acquire);
-            match attempt() {
-                Err(Error::Changing) => {}
-                result => return result,
+            let seen = self.seen();
+            let result = attempt();
+            if !matches!(result, Err(Error::Busy { .. } | Error::Changing)) {
+                return result;
             }
-            while self.ended.load(Ordering::Acquire) == seen {
-                if spins == MAX_SPINS {
-                    return Err(Error::Changing);
-                }
+            // Also where something ends all the time that is not waited for.
+            spins += 1;
+            while self.seen() == seen && spins < MAX_SPINS {
                 spins += 1;
                 hint::spin_loop();
+            }
+            if spins >= MAX_SPINS {
+                return result;
             }
         }
     }

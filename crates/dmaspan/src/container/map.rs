@@ -264,8 +264,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Begins an operation that works without the lock: domains stay as they are until it ends.
     pub(super) fn begin(&self, all: &mut State<P>) -> Result<Arc<Domains>, Error<P::Error>> {
         all.check_open()?;
-        all.working += 1;
-        Ok(Arc::clone(&all.domains))
+        Ok(all.at_work())
     }
 
     /// Charges, pins and maps, behind a sync for the `walks` that hardware may do. Where that fails

@@ -265,8 +265,11 @@ struct State<P: Pinner> {
     working: usize,
     /// Whether domains are being attached or detached: then nobody else works.
     exclusive: bool,
-    /// How many wait until nobody works, to do so: nobody begins to meanwhile.
+    /// How many go first, as they wait until nobody works, or nobody at what they revoke: nobody
+    /// begins to meanwhile.
     asking: usize,
+    /// How many of them revoke.
+    revoking: usize,
     /// How many slots have tables around them that hardware may walk though they were detached.
     walking: usize,
     quarantine: Quarantine,
@@ -331,6 +334,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 working: 0,
                 exclusive: false,
                 asking: 0,
+                revoking: 0,
                 walking: 0,
                 quarantine: Quarantine::default(),
                 serials: 0,

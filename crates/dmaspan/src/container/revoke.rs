@@ -52,13 +52,17 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// others: the caller holds no lock that the pinner takes, such as that of the user's page
     /// tables. The caller sees to it that nobody maps the range anew. Looks at every mapping.
     ///
+    /// It waits for those at work on mappings of the range, by the hook or spinning for a bounded
+    /// time. From then on nobody begins to map, unmap or look until it returns, so that it ends
+    /// however many there are; a change of domains that waits already goes before it.
+    ///
     /// # Errors
     ///
     /// [`Error::StillPinned`] where emulated devices have pinned some of the device memory, and do
     /// not unpin it when they are told. Then nothing was revoked.
     ///
-    /// [`Error::Busy`] where a mapping of the range is under construction or on its way out, and
-    /// [`Error::Changing`]: call it again, it goes on. [`Error::NotForgotten`] for the first
+    /// [`Error::Busy`] where a mapping of the range is still under construction or on its way out,
+    /// and [`Error::Changing`], when it has waited: call it again, it goes on. [`Error::NotForgotten`] for the first
     /// mapping whose device memory hardware may still use; that of all others was revoked. Called
     /// again it asks hardware again, and succeeds when that has forgotten all.
     pub fn revoke(&self, space: &P::Space, user: UserRange) -> Result<u64, Error<P::Error>> {
@@ -67,9 +71,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.retry_idle();
         let (mut from, mut revoked) = (Some(Iova::new(0)), 0u64);
         let mut failed: Option<Unforgotten> = None;
+        let mut claim = None;
         while let Some(start) = from {
-            let taken = self.waiting(|| self.take_for_revoke(start, space_id, user))?;
-            let Some((mut mapping, domains)) = taken else { break };
+            let mut taken = self.take_for_revoke(start, space_id, user, claim.is_some());
+            if let Err(Error::Busy { .. } | Error::Changing) = taken {
+                if claim.is_none() {
+                    claim = Some(self.claim_revoking()?);
+                }
+                taken = self.waiting_first(|| self.take_for_revoke(start, space_id, user, true));
+            }
+            let Some((mut mapping, domains)) = taken? else { break };
             let range = mapping.range;
             from = range.last().checked_add(1);
             let (bytes, result) = self.revoke_parts(&mut mapping, &domains, user);
@@ -88,13 +99,15 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         })
     }
 
-    /// Takes the next mapping over that `user` has device memory in.
+    /// Takes the next mapping over that `user` has device memory in, also where others go first if
+    /// the caller does.
     #[expect(clippy::type_complexity, reason = "a mapping and its domains, which end together")]
     fn take_for_revoke(
         &self,
         from: Iova,
         space_id: u64,
         user: UserRange,
+        goes_first: bool,
     ) -> Result<Option<(Box<Mapping<P>>, Arc<Domains>)>, Error<P::Error>> {
         let mut all = self.state.lock();
         let mut place = all.tree.seek(from);
@@ -119,7 +132,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 SlotState::Mapped(_) | SlotState::Quarantined(_) => {}
             }
         };
-        let domains = self.begin(&mut all)?;
+        if all.exclusive || !goes_first {
+            all.check_open()?;
+        }
+        let domains = all.at_work();
         let Some(slot) = all.tree.get_mut(start) else { return Ok(None) };
         match core::mem::replace(&mut slot.state, SlotState::Busy) {
             SlotState::Mapped(mapping) => Ok(Some((mapping, domains))),

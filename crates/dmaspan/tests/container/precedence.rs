@@ -1,4 +1,5 @@
-//! A change of domains goes first: nobody begins anything while one waits.
+//! A change of domains goes first, and so does a revocation: nobody begins anything while one
+//! waits.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -6,14 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use dmaspan::Iova;
 use dmaspan::container::{Attach, BusyHook, Error, GaveUp, Interrupts, MapRequest};
-use dmaspan::pin::Pinner;
+use dmaspan::pin::{Kind, Pinner};
+use dmaspan::{Container, Iova};
 use dmaspan_sim::fault::Faults;
 
 use crate::common::{PROT, faulty_domain, range};
 use crate::emulated::PAGE;
 use crate::hooked::{Hooked, Hooking, Owner};
+use parking_lot::lock_api::RawMutex;
 
 const THREADS: usize = 4;
 
@@ -62,15 +64,15 @@ fn no_thread_begins_a_second_operation_while_an_attach_waits() {
     let owner = Owner::new(16);
     let hook = Arc::new(Hook::default());
     let container = owner.with_domain().with_busy_hook(Box::new(Shared(Arc::clone(&hook))));
-    let (asked, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    let [asked, alone, ended] = &[const { AtomicBool::new(false) }; 3];
     let copied = AtomicU64::new(0);
-    // Operations that threads begin between the moment in which an attach waits and its end.
+    // Operations that threads begin between the moment in which an attach waits and that in which it
+    // works alone.
     let begun = [const { AtomicU64::new(0) }; THREADS];
     let (ready, all_at_work) = channel();
     thread::scope(|scope| {
         for (n, begun) in (0..).zip(&begun) {
-            let (owner, container, asked, ended) = (&owner, &container, &asked, &ended);
-            let ready = ready.clone();
+            let (owner, container, ready) = (&owner, &container, ready.clone());
             scope.spawn(move || {
                 let first = Cell::new(true);
                 while !ended.load(Ordering::SeqCst) {
@@ -82,7 +84,7 @@ fn no_thread_begins_a_second_operation_while_an_attach_waits() {
                             while !asked.load(Ordering::SeqCst) {
                                 thread::yield_now();
                             }
-                        } else if asked.load(Ordering::SeqCst) && !ended.load(Ordering::SeqCst) {
+                        } else if asked.load(Ordering::SeqCst) && !alone.load(Ordering::SeqCst) {
                             begun.fetch_add(1, Ordering::SeqCst);
                         }
                         false
@@ -98,6 +100,7 @@ fn no_thread_begins_a_second_operation_while_an_attach_waits() {
         let attaching = scope.spawn(|| {
             // Asked while the mappings of the four are copied: nobody else works.
             let first_only = || {
+                alone.store(true, Ordering::SeqCst);
                 assert_eq!(container.mappings(), 4, "no more maps");
                 assert_eq!(*container.pinner().unpinned.lock(), (0, 0), "no unmap has begun");
                 copied.fetch_add(1, Ordering::SeqCst);
@@ -205,6 +208,217 @@ fn a_panic_in_the_hook_withdraws_the_claim() {
     container.map_request(&request.cancelled_by(&cancelled)).unwrap();
     assert_eq!(container.unmap_all().unwrap(), 4 * PAGE);
     attach(&container).unwrap();
+}
+
+/// An owner, and a container whose odd frames are a device's.
+fn with_device_memory() -> (Owner, Hooking) {
+    let owner = Owner::new(16);
+    let mut pinner = owner.pinner();
+    pinner.odd = Kind::Mmio;
+    let (domain, ..) = faulty_domain::<12>(&Faults::none());
+    let container = Container::with_domain(pinner, domain, Arc::clone(&owner.account));
+    (owner, container)
+}
+
+#[test]
+fn no_thread_begins_to_map_while_a_revocation_waits() {
+    let (owner, container) = with_device_memory();
+    let hook = Arc::new(Hook::default());
+    let container = container.with_busy_hook(Box::new(Shared(Arc::clone(&hook))));
+    let begun = AtomicU64::new(0);
+    let waits_or_begun = |n| {
+        while hook.waits.load(Ordering::SeqCst) + begun.load(Ordering::SeqCst) < n {
+            thread::yield_now();
+        }
+    };
+    thread::scope(|scope| {
+        let (owner, container, waits_or_begun, begun) =
+            (&owner, &container, &waits_or_begun, &begun);
+        let first = Cell::new(true);
+        // It is asked in the middle of the map that the revocation has to wait for.
+        let cancelled = || {
+            if !first.take() {
+                return false;
+            }
+            scope.spawn(|| container.revoke(&owner.space, owner.user).unwrap());
+            waits_or_begun(1);
+            for n in (1..).take(THREADS) {
+                scope.spawn(move || {
+                    let begins = || {
+                        begun.fetch_add(1, Ordering::SeqCst);
+                        false
+                    };
+                    let pages = owner.pages(0, 4);
+                    let request = MapRequest::new(&owner.space, pages, at(n), PROT);
+                    container.map_request(&request.cancelled_by(&begins)).unwrap();
+                });
+            }
+            waits_or_begun(1 + THREADS as u64);
+            assert_eq!(begun.load(Ordering::SeqCst), 0, "while a revocation waits");
+            false
+        };
+        let request = MapRequest::new(&owner.space, owner.pages(0, 4), at(0), PROT);
+        container.map_request(&request.cancelled_by(&cancelled)).unwrap();
+    });
+    assert_eq!(container.mappings(), 1 + THREADS);
+    container.unmap_all().unwrap();
+    owner.assert_untouched();
+}
+
+#[test]
+fn without_a_hook_a_revocation_waits_for_a_map_and_others_are_refused() {
+    let (owner, container) = with_device_memory();
+    let (ready, at_work) = channel();
+    let failed = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let (owner, container, failed) = (&owner, &container, &failed);
+        let cancelled = || {
+            ready.send(()).unwrap();
+            // Refused only once the revocation waits for this very operation.
+            loop {
+                let other = container.map(&owner.space, owner.pages(4, 4), at(1), PROT);
+                match other.and_then(|_| container.unmap(range(at(1).get(), 4 * PAGE))) {
+                    Ok(_) => thread::yield_now(),
+                    Err(Error::Changing) => return false,
+                    Err(error) => assert!(matches!(error, Error::Busy { .. }), "{error}"),
+                }
+                // It waits some time, and nobody begins in all of it.
+                assert!(failed.load(Ordering::SeqCst) < 1000, "it does not go first");
+            }
+        };
+        let revoking = scope.spawn(move || {
+            at_work.recv().unwrap();
+            loop {
+                match container.revoke(&owner.space, owner.user) {
+                    Err(Error::Busy { .. } | Error::Changing) => {
+                        failed.fetch_add(1, Ordering::SeqCst);
+                    }
+                    revoked => return revoked.unwrap(),
+                }
+            }
+        });
+        let request = MapRequest::new(&owner.space, owner.pages(0, 4), at(0), PROT);
+        container.map_request(&request.cancelled_by(&cancelled)).unwrap();
+        let odd =
+            owner.frames[..4].iter().filter(|frame| frame.get() >> 12 & 1 == 1).count() as u64;
+        assert!(odd > 0 && revoking.join().unwrap() >= odd * PAGE);
+    });
+    container.unmap_all().unwrap();
+    owner.assert_untouched();
+}
+
+#[test]
+fn a_revocation_and_an_attach_wait_for_each_other_and_both_end() {
+    let (owner, container) = with_device_memory();
+    let hook = Arc::new(Hook::default());
+    let container = container.with_busy_hook(Box::new(Shared(Arc::clone(&hook))));
+    thread::scope(|scope| {
+        let (owner, container, hook) = (&owner, &container, &hook);
+        let waits = |n| {
+            while hook.waits.load(Ordering::SeqCst) < n {
+                thread::yield_now();
+            }
+        };
+        for attach_first in [true, false] {
+            hook.waits.store(0, Ordering::SeqCst);
+            let first = Cell::new(true);
+            let cancelled = || {
+                if !first.take() {
+                    return false;
+                }
+                let attaching = || attach(container).unwrap();
+                let revoking = || assert!(container.revoke(&owner.space, owner.user).is_ok());
+                for n in 0..2 {
+                    match attach_first == (n == 0) {
+                        true => drop(scope.spawn(attaching)),
+                        false => drop(scope.spawn(revoking)),
+                    }
+                    waits(n + 1);
+                }
+                false
+            };
+            let request = MapRequest::new(&owner.space, owner.pages(0, 4), at(0), PROT);
+            container.map_request(&request.cancelled_by(&cancelled)).unwrap();
+            container.unmap_all().unwrap();
+        }
+    });
+    assert_eq!(container.info().domains.len(), 3);
+    container.unmap_all().unwrap();
+    owner.assert_untouched();
+}
+
+thread_local! {
+    /// How often this thread asked for a lock.
+    static LOCKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A lock that counts who asks for it.
+struct Counted(parking_lot::RawMutex);
+
+// SAFETY: it is the inner lock.
+unsafe impl RawMutex for Counted {
+    #[expect(clippy::declare_interior_mutable_const, reason = "as the trait wants it")]
+    const INIT: Self = Self(parking_lot::RawMutex::INIT);
+
+    type GuardMarker = <parking_lot::RawMutex as RawMutex>::GuardMarker;
+
+    fn lock(&self) {
+        LOCKS.set(LOCKS.get() + 1);
+        self.0.lock();
+    }
+
+    fn try_lock(&self) -> bool {
+        LOCKS.set(LOCKS.get() + 1);
+        self.0.try_lock()
+    }
+
+    unsafe fn unlock(&self) {
+        // SAFETY: the caller holds it.
+        unsafe { self.0.unlock() };
+    }
+}
+
+#[test]
+fn the_steps_of_an_attach_are_bounded_by_mappings_and_threads_also_where_syncs_fail() {
+    let owner = Owner::new(16);
+    let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+    let container: Container<Hooked, Counted> =
+        Container::with_domain(owner.pinner(), domain, Arc::clone(&owner.account));
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for n in (0..).take(THREADS) {
+            let (owner, container, ended, iotlb) = (&owner, &container, &ended, &iotlb);
+            scope.spawn(move || {
+                for step in 1u64.. {
+                    if ended.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    if step % 100 == 0 {
+                        iotlb.fail_next_invalidations(1);
+                    }
+                    let _ = container.map(&owner.space, owner.pages(4 * n, 4), at(n), PROT);
+                    let _ = container.unmap(range(at(n).get(), 4 * PAGE));
+                }
+            });
+        }
+        let mut most = 0;
+        for _ in 0..50 {
+            let before = LOCKS.get();
+            let (domain, ..) = faulty_domain::<12>(&Faults::none());
+            let attached = container.attach(domain, Attach::new(Interrupts::Isolated));
+            most = most.max(LOCKS.get() - before);
+            if let Ok(id) = attached {
+                let _ = container.detach(id);
+            }
+        }
+        ended.store(true, Ordering::SeqCst);
+        println!("at most {most} locks");
+        // A handful, for each mapping, and for each operation that had begun.
+        assert!(most <= 10 + 10 * THREADS as u64, "{most}");
+    });
+    iotlb.fail_next_invalidations(0);
+    container.unmap_all().unwrap();
+    owner.assert_untouched();
 }
 
 /// Says how long it took too: `cargo test -p dmaspan --test container under_four -- --nocapture`.

@@ -266,7 +266,7 @@ fn the_page_draws_bars_and_reserved_ranges_where_they_are() {
 
 #[test]
 fn a_process_is_planned_with_what_was_taken_and_what_was_left_out() {
-    let mut other = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+    let mut other = Command::new("sleep").arg("3600").stdout(Stdio::null()).spawn().unwrap();
     let pid = other.id().to_string();
     let none = run(&["plan", "--pid", &pid]);
     let heap = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();

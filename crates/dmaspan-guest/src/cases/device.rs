@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
 use dmaspan_drivers::Mmio;
-use dmaspan_linux::vfio::{Backend, Bar, BusMaster, DeviceError, Error, VfioDevice, VfioSpace};
+use dmaspan_linux::vfio::{
+    Backend, Bar, BusMaster, DeviceError, Error, OpenError, VfioDevice, VfioSpace,
+};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::{PEER, driver, in_sysfs};
@@ -350,6 +352,12 @@ fn peers(context: &Context) -> Result {
     let overlap = map_bar(&space, &bar, 0..page(), REGISTERS + len - page());
     check!(matches!(overlap, Err(Error::Overlap { .. })));
     check!(space.requests().maps, 1);
+    if let VfioSpace::Ioas(ioas) = &space
+        && let Err(error) = ioas.reattach(&device)
+    {
+        check!(matches!(error, OpenError::BarMapped { .. }), true);
+        println!("{error}");
+    }
     let msix = device.enable_msix(1)?;
     let mut controller = Controller::start(&space, &device)?;
     let at = len - 2 * page();

@@ -528,6 +528,13 @@ impl<K: Kernel> MappingTable<K> {
         Some(SpaceMapping { range: slot.range, user, prot, source, label, state })
     }
 
+    /// The first slot in `range` that is of registers.
+    pub(crate) fn bar_in(&self, range: IovaRange) -> Option<IovaRange> {
+        let state = self.state.lock();
+        let mut slots = state.overlaps(range);
+        slots.find(|slot| slot.wanted.source == SpaceSource::Bar).map(|slot| slot.range)
+    }
+
     /// The first slot that overlaps `range`, lost ones too: nobody else can map there.
     pub(crate) fn first_in(&self, range: IovaRange) -> Option<IovaRange> {
         self.state.lock().overlap(range).map(|slot| slot.range)

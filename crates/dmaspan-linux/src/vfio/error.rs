@@ -50,6 +50,17 @@ pub enum Error {
         /// What the kernel answered.
         errno: Errno,
     },
+    /// Linux would make memory of registers that it copies.
+    #[error(
+        "Linux before 7.3.4 makes memory of a BAR that is copied to another page table, as the one \
+         at {range} would be, and this is {release}: map the BAR itself there (Ioas::map_bar)"
+    )]
+    BarCopied {
+        /// Where the BAR is mapped.
+        range: IovaRange,
+        /// What the kernel is called.
+        release: String,
+    },
     /// Something is no multiple of the granule.
     #[error(
         "{what} {value:#x} is not a multiple of the IOMMU's smallest page, {}", Size(*granule)
@@ -244,7 +255,7 @@ impl Error {
             Self::Overlap { .. } => Errno::EEXIST,
             Self::NotMapped { .. } => Errno::ENOENT,
             Self::Reserved { .. } => Errno::EADDRINUSE,
-            Self::Unsupported { .. } => Errno::EOPNOTSUPP,
+            Self::Unsupported { .. } | Self::BarCopied { .. } => Errno::EOPNOTSUPP,
             Self::Busy { .. } => Errno::EBUSY,
             Self::NoMappingsLeft { .. } => Errno::ENOSPC,
             Self::MemlockLimit { .. } | Self::NoMemory { .. } => Errno::ENOMEM,
@@ -430,6 +441,20 @@ pub enum OpenError {
         /// What the kernel answered.
         errno: Errno,
     },
+    /// Linux would make memory of registers that are mapped, in another page table.
+    #[error(
+        "Linux before 7.3.4 makes memory of a BAR in a page table that comes after it was mapped, \
+         as the one at {range} was, and this is {release}: unmap {range}, attach {bdf}, and map \
+         the BAR anew"
+    )]
+    BarMapped {
+        /// The device that a page table is for.
+        bdf: Bdf,
+        /// Where the BAR is mapped.
+        range: IovaRange,
+        /// What the kernel is called.
+        release: String,
+    },
     /// Somebody else has it open.
     #[error(
         "{bdf} is in use: another process has the device or one of its group open, or this process \
@@ -476,6 +501,7 @@ impl OpenError {
             Self::NotViable { .. } | Self::InUse { .. } => Errno::EBUSY,
             Self::NotTaken { .. } | Self::Foreign { .. } => Errno::EINVAL,
             Self::Unsupported { .. } => Errno::ENOTTY,
+            Self::BarMapped { .. } => Errno::EOPNOTSUPP,
             Self::NotPermitted { .. } => Errno::EPERM,
             Self::File { errno, .. }
             | Self::DoesNotFit { errno, .. }

@@ -42,7 +42,8 @@ impl Ioas {
     /// # Errors
     ///
     /// [`OpenError::Unsupported`] where the IOMMU cannot note what devices write, or the kernel has
-    /// no such tables (Linux 6.7); [`OpenError::Foreign`] for a device of another `/dev/iommu`.
+    /// no such tables (Linux 6.7); [`OpenError::Foreign`] for a device of another `/dev/iommu`;
+    /// [`OpenError::BarMapped`].
     pub fn hwpt(&self, device: &VfioDevice, tracking: DirtyLogging) -> Result<Hwpt<'_>, OpenError> {
         self.hwpt_for(device.bdf(), self.device_id(device)?, tracking)
     }
@@ -68,6 +69,7 @@ impl Ioas {
             DirtyLogging::On => uapi::HWPT_ALLOC_DIRTY_TRACKING,
             DirtyLogging::Off => 0,
         };
+        let no_bar = self.before_table(bdf)?;
         let made = HwptId::alloc(self.id(), dev_id, flags).map_err(|errno| match errno {
             Errno::EOPNOTSUPP | Errno::ENOTTY if tracking == DirtyLogging::On => UNTRACKED,
             Errno::ENOTTY => OpenError::Unsupported {
@@ -78,6 +80,7 @@ impl Ioas {
             errno => OpenError::System { request: "IOMMU_HWPT_ALLOC", bdf, errno },
         });
         let id = made?;
+        drop(no_bar);
         self.refresh();
         Ok(id)
     }

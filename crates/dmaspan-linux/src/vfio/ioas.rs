@@ -2,13 +2,14 @@
 
 #![expect(unsafe_code, reason = "declares what adopts the files of others")]
 
+use std::fs;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::adopt::{device_file, within};
 use super::backend::Backend;
@@ -123,6 +124,27 @@ pub struct Ioas {
     limits: RwLock<Arc<Limits>>,
     /// The part of the addresses that is mapped here, where others have the rest.
     part: Option<IovaRange>,
+    /// Held while a BAR is mapped, and shared by what may take one from a page table.
+    bars: RwLock<()>,
+}
+
+/// The first Linux in which a page table takes a BAR from another one as the registers that they
+/// are. A distribution may have mended an older one, which its number does not say: it is taken for
+/// one that was not, as it costs an order of calls alone.
+const KEEPS_BARS: [u32; 3] = [7, 3, 4];
+
+/// Whether page tables keep BARs in the kernel of this name. One without a version has the mend not.
+fn keeps_bars(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let version = [(); 3].map(|()| numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0));
+    version >= KEEPS_BARS
+}
+
+/// Whether it is a dma-buf, of which the kernel maps those of registers. By its name, as the file
+/// system of a stranger's file may never answer.
+fn is_dma_buf(file: BorrowedFd<'_>) -> bool {
+    let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    name.is_ok_and(|name| name.as_os_str().as_encoded_bytes().starts_with(b"/dmabuf:"))
 }
 
 impl Ioas {
@@ -130,7 +152,8 @@ impl Ioas {
         let limits = read_limits(&id, part).map_err(|errno| Error::NoLimits { errno })?;
         let (iommufd, limits) = (iommufd.clone(), RwLock::new(Arc::new(limits)));
         let gaps = if part.is_some() { Gaps::OfOthers } else { Gaps::Empty };
-        Ok(Self { table: MappingTable::new(id, gaps), iommufd, limits, part })
+        let bars = RwLock::new(());
+        Ok(Self { table: MappingTable::new(id, gaps), iommufd, limits, part, bars })
     }
 
     /// Takes `part` of an address space that others made by `iommufd`, such as that of a VMM's
@@ -204,7 +227,7 @@ impl Ioas {
     /// # Errors
     ///
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
-    /// cannot map.
+    /// cannot map; [`OpenError::BarMapped`].
     pub fn attach(&self, bdf: Bdf) -> Result<VfioDevice, OpenError> {
         self.attach_candidate(&Candidate::find(Backend::Iommufd, bdf)?)
     }
@@ -222,10 +245,14 @@ impl Ioas {
         candidate: &Candidate,
     ) -> Result<(VfioDevice, u32), OpenError> {
         let bdf = candidate.bdf();
+        drop(self.before_table(bdf)?);
         let fd = DeviceFd::new(candidate.open_cdev()?);
         let bound = fd.bind(self.iommufd.fd.as_fd());
         let id = bound.map_err(|errno| bind_error(candidate, errno))?;
+        // Again, as another thread may have mapped one.
+        let no_bar = self.before_table(bdf)?;
         let attached = fd.attach(self.table.kernel().get());
+        drop(no_bar);
         attached.map_err(|errno| attach_error(bdf, errno))?;
         let device = VfioDevice::new(bdf, fd)?;
         self.refresh();
@@ -239,6 +266,11 @@ impl Ioas {
     ///
     /// A [reset](VfioDevice::reset) of that device takes the registers away for good: unmap the
     /// range and map it anew.
+    ///
+    /// Linux before 7.3.4 makes memory of a BAR when a page table takes it from another one, so
+    /// that there nothing may: attach all devices before, and map a BAR in each space rather than
+    /// [copy](Self::copy) it. Such requests are refused here; others who attach devices to an
+    /// [adopted](Self::adopt) space see to it themselves.
     ///
     /// # Errors
     ///
@@ -262,6 +294,8 @@ impl Ioas {
         let dma_buf = bar.dma_buf(offsets)?;
         let (source, label) = (SpaceSource::Bar, Label::caller());
         let wanted = WantedMapping { prot, user: Some(user), source, label };
+        // No page table comes meanwhile: all that are there get it from the dma-buf.
+        let _bars = self.bars.write();
         self.table.map(&limits, range, wanted, |table| {
             table.map_dma_buf(bar.registers(), &dma_buf, range, prot)
         })
@@ -273,8 +307,9 @@ impl Ioas {
     /// # Errors
     ///
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
-    /// cannot map. The device stays where it was.
+    /// cannot map; [`OpenError::BarMapped`]. The device stays where it was.
     pub fn reattach(&self, device: &VfioDevice) -> Result<(), OpenError> {
+        let _no_bar = self.before_table(device.bdf())?;
         self.move_to(device, self.table.kernel().get())
     }
 
@@ -314,7 +349,10 @@ impl Ioas {
         prot: Prot,
     ) -> Result<(), Error> {
         let range = IovaRange::from_len(iova, len)?;
-        let (source, label) = (SpaceSource::File, Label::caller());
+        let is_bar = is_dma_buf(file.as_fd());
+        let source = if is_bar { SpaceSource::Bar } else { SpaceSource::File };
+        let _bars = is_bar.then(|| self.bars.write());
+        let label = Label::caller();
         let wanted = WantedMapping { prot, user: None, source, label };
         let mapped = self.with_limits(|limits| {
             mapping_table::check(limits, "the offset", offset)?;
@@ -337,7 +375,7 @@ impl Ioas {
     /// # Errors
     ///
     /// [`Error::NotMapped`] where not all of `range` is mapped, [`Error::Busy`] while a part of it
-    /// is unmapped, and as [`map`](DmaSpace::map). While the copy is made, unmapping its source is
+    /// is unmapped, [`Error::BarCopied`], and as [`map`](DmaSpace::map). While the copy is made, unmapping its source is
     /// refused with [`Error::Busy`].
     #[track_caller]
     pub fn copy(&self, from: &Self, range: IovaRange, iova: Iova, prot: Prot) -> Result<(), Error> {
@@ -352,7 +390,7 @@ impl Ioas {
         prot: Prot,
         label: Label,
     ) -> Result<(), Error> {
-        self.check_file(from)?;
+        let _no_bar = self.before_copy(from, range)?;
         let copied = self
             .with_limits(|limits| self.table.copy(limits, &from.table, range, iova, prot, label));
         copied.map_err(|error| {
@@ -370,21 +408,47 @@ impl Ioas {
         prot: Prot,
         label: Label,
     ) -> Result<(), Error> {
-        self.check_file(from)?;
+        let _no_bar = self.before_copy(from, range)?;
         self.with_limits(|limits| {
             self.table.copy_or_map(limits, &from.table, range, iova, prot, label)
         })
     }
 
-    /// Whether both are of the same open file.
-    fn check_file(&self, from: &Self) -> Result<(), Error> {
-        if Arc::ptr_eq(&self.iommufd.fd, &from.iommufd.fd) {
-            return Ok(());
+    /// Refuses where the two are not of the same open file, or a BAR would become memory, which no
+    /// thread maps until this is dropped.
+    fn before_copy<'s>(
+        &self,
+        from: &'s Self,
+        range: IovaRange,
+    ) -> Result<RwLockReadGuard<'s, ()>, Error> {
+        if !Arc::ptr_eq(&self.iommufd.fd, &from.iommufd.fd) {
+            return Err(Error::Unsupported {
+                what: "the two address spaces are of two open files",
+                advice: "make both by one Iommufd",
+            });
         }
-        Err(Error::Unsupported {
-            what: "the two address spaces are of two open files",
-            advice: "make both by one Iommufd",
-        })
+        let no_bar = from.bars.read();
+        match from.bar_lost_in(range) {
+            Some((range, release)) => Err(Error::BarCopied { range, release }),
+            None => Ok(no_bar),
+        }
+    }
+
+    /// Refuses where a page table that comes, for `bdf`, would make memory of a BAR, which no thread
+    /// maps until this is dropped.
+    pub(super) fn before_table(&self, bdf: Bdf) -> Result<RwLockReadGuard<'_, ()>, OpenError> {
+        let no_bar = self.bars.read();
+        match self.bar_lost_in(IovaRange::ALL) {
+            Some((range, release)) => Err(OpenError::BarMapped { bdf, range, release }),
+            None => Ok(no_bar),
+        }
+    }
+
+    /// The first BAR in `range`, where this kernel makes memory of it, and what that is called.
+    fn bar_lost_in(&self, range: IovaRange) -> Option<(IovaRange, String)> {
+        let bar = self.table.bar_in(range)?;
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        (!keeps_bars(&release)).then(|| (bar, release.trim().to_owned()))
     }
 
     /// Promises that these ranges stay mappable: a device that cannot map them is refused. Of them
@@ -568,4 +632,111 @@ fn read_limits(ioas: &IoasId, part: Option<IovaRange>) -> Result<Limits, Errno> 
     let (apertures, alignment) = ioas.iova_ranges()?;
     let granule = alignment.next_power_of_two().max(sys::page_size());
     Ok(within(Limits { apertures, page_sizes: granule, mappings_left: None }, part))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::sys::kernel_mapping::Refused;
+
+    const BAR: u64 = 0x10_0000;
+
+    fn bdf() -> Bdf {
+        "0000:00:05.0".parse().unwrap()
+    }
+
+    fn bar() -> IovaRange {
+        IovaRange::from_len(Iova::new(BAR), 0x4000).unwrap()
+    }
+
+    /// Over a file that answers no request.
+    fn space() -> Ioas {
+        let fd = Arc::new(iommufd::Iommufd::new(File::open("/dev/null").unwrap().into()));
+        let table = MappingTable::new(IoasId::of_others(&fd, 1), Gaps::Empty);
+        let limits = RwLock::new(Arc::new(limits()));
+        Ioas { table, iommufd: Iommufd { fd }, limits, part: None, bars: RwLock::new(()) }
+    }
+
+    fn limits() -> Limits {
+        let page_sizes = sys::page_size();
+        Limits { apertures: vec![IovaRange::ALL], page_sizes, mappings_left: None }
+    }
+
+    #[test]
+    fn page_tables_and_copies_are_refused_while_a_bar_is_mapped_that_they_would_take() {
+        let (space, other) = (space(), space());
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let is_lost = !keeps_bars(&release);
+        let free = || {
+            assert!(space.before_table(bdf()).is_ok());
+            let foreign = other.before_copy(&space, bar());
+            assert!(matches!(foreign, Err(Error::Unsupported { .. })));
+            assert!(space.before_copy(&space, bar()).is_ok());
+        };
+        for source in [SpaceSource::Memory, SpaceSource::File, SpaceSource::Bar] {
+            let wanted =
+                WantedMapping { prot: Prot::READ, user: None, source, label: Label::caller() };
+            free();
+            // In the middle of a map, as here is no kernel that would end it.
+            let mapped = space.table.map(&limits(), bar(), wanted, |_| {
+                let is_lost = is_lost && source == SpaceSource::Bar;
+                let refused = space.before_table(bdf()).map(drop);
+                let expected = is_lost.then(|| (bdf(), bar(), release.trim().to_owned()));
+                assert_eq!(
+                    refused.err().map(|error| match error {
+                        OpenError::BarMapped { bdf, range, release } => (bdf, range, release),
+                        error => panic!("{error}"),
+                    }),
+                    expected
+                );
+                let whole = IovaRange::ALL;
+                for (range, meets) in [
+                    (whole, true),
+                    (IovaRange::point(bar().last()), true),
+                    (IovaRange::point(Iova::new(0)), false),
+                ] {
+                    let copied = space.before_copy(&space, range).map(drop);
+                    assert_eq!(
+                        matches!(copied, Err(Error::BarCopied { range, .. }) if range == bar()),
+                        is_lost && meets
+                    );
+                    assert_eq!(copied.is_ok(), !(is_lost && meets));
+                }
+                Err(Refused { request: "none", errno: Errno::EIO })
+            });
+            assert!(matches!(mapped, Err(Error::System { errno: Errno::EIO, .. })));
+            free();
+        }
+    }
+
+    #[test]
+    fn a_bar_stays_a_bar_in_every_page_table_from_linux_7_3_4_on() {
+        for release in ["7.3.4", "7.3.4+deb13-amd64\n", "7.3.10-1", "7.4.0-rc1", "8.0", "10.1.2"] {
+            assert!(keeps_bars(release), "{release}");
+        }
+        let before =
+            ["6.19.3-arch1", "7.2.13", "7.3", "7.3-rc7", "7.3.0", "7.3.3-amd64", "next", ""];
+        for release in before {
+            assert!(!keeps_bars(release), "{release}");
+        }
+    }
+
+    #[test]
+    fn refusals_of_a_bar_name_the_range_the_kernel_and_what_to_do() {
+        let range = bar();
+        let release = "7.2.13-amd64".to_owned();
+        let copied = Error::BarCopied { range, release: release.clone() };
+        let attached = OpenError::BarMapped { bdf: bdf(), range, release };
+        assert_eq!(copied.errno(), attached.errno());
+        for (error, instead) in [
+            (copied.to_string(), "map the BAR itself there"),
+            (attached.to_string(), "unmap 0x100000..=0x103fff, attach 0000:00:05.0"),
+        ] {
+            for part in ["0x100000..=0x103fff", "Linux before 7.3.4", "7.2.13-amd64", instead] {
+                assert!(error.contains(part), "{error}: {part}");
+            }
+        }
+    }
 }

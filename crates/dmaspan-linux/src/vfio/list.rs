@@ -13,9 +13,9 @@ use crate::list::{self, Picture};
 pub enum SpaceSource {
     /// Memory of the process.
     Memory,
-    /// Registers of a device.
+    /// Registers of a device, also by a dma-buf.
     Bar,
-    /// A file in memory, or a dma-buf.
+    /// A file in memory.
     File,
     /// What another space has mapped.
     Copy,

@@ -387,13 +387,15 @@ fn device_memory_is_out_of_reach_before_it_goes_however_maps_and_revocations_mee
     }));
     let len = 8 * PAGE;
     let (range, bar) = (user(USER, len), span(BAR, len));
-    let (mapped, failed) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (tries, mapped, failed) = (AtomicU64::new(0), AtomicU32::new(0), AtomicU32::new(0));
     std::thread::scope(|scope| {
         for lane in 0..2u64 {
             let (world, is_over, mapped, failed) = (&world, &is_over, &mapped, &failed);
+            let tries = &tries;
             scope.spawn(move || {
                 let iova = Iova::new(lane * G1);
                 while !is_over.load(Ordering::Relaxed) {
+                    tries.fetch_add(1, Ordering::Relaxed);
                     match world.container.map(&world.space, range, iova, PROT) {
                         Ok(_) => {
                             mapped.fetch_add(1, Ordering::Relaxed);
@@ -415,7 +417,11 @@ fn device_memory_is_out_of_reach_before_it_goes_however_maps_and_revocations_mee
         }
         for _ in 0..100 {
             world.space.map_device(range.start(), bar, Rights::ReadWrite).unwrap();
-            std::thread::yield_now();
+            // However busy the machine is, a thread begins to map what is to go.
+            let before = tries.load(Ordering::Relaxed);
+            while tries.load(Ordering::Relaxed) == before {
+                std::thread::yield_now();
+            }
             world.space.zap(range);
             // It is gone: nothing leads there.
             for iova in [0, G1] {

@@ -1,14 +1,17 @@
 //! AMD's IOMMU: I/O Virtualization Technology (48882).
 //!
+//! **Memory alone is protected, and not interrupts.** Accesses to 0xfee0_0000 to 0xfeef_ffff are
+//! interrupts, whatever a table says, and all entries of the device table forward them: any device,
+//! also one that nobody attached, can raise any interrupt of any CPU.
+//!
 //! A device has an entry in one flat table, which says whether its accesses are refused, pass, or
 //! go through [`AmdV1`](dmaspan::io_pgtable::AmdV1) tables, and which domain they belong to. The
 //! entry of a device that nobody attached refuses. Without translation *everything* would pass, so
 //! the driver never turns it off: a driver that is dropped leaves the hardware as it is, and never
 //! frees what the hardware reads.
 //!
-//! Accesses to 0xfee0_0000 to 0xfeef_ffff are interrupts, whatever a table says, and those to
-//! 0xfd_0000_0000 to 0xff_ffff_ffff mean something to the bus; each stream
-//! [reserves](AmdVi::stream) both. Interrupts are not remapped.
+//! Accesses to 0xfd_0000_0000 to 0xff_ffff_ffff mean something to the bus. Each stream
+//! [reserves](AmdVi::stream) them, and those that are interrupts.
 //!
 //! QEMU's model passes every access, whatever the driver tells it, unless it is started with
 //! `-device amd-iommu,dma-remap=on`, which is off by default. No register shows that, so start QEMU

@@ -1,5 +1,10 @@
 //! Arm's SMMUv2: Arm System MMU architecture, version 2 (IHI 0062).
 //!
+//! **An interrupt is a write like others.** The driver maps no doorbell: a device raises no
+//! interrupt by message until the owner of the domain maps the doorbell's page for it, by
+//! `Prot::WRITE | Prot::MMIO`. From then on a GICv3 ITS takes the device's own events alone, and
+//! other doorbells, such as a GICv2m's, whatever it writes.
+//!
 //! The hardware has a *stream map*, whose entries say what becomes of the accesses of which
 //! streams, and *context banks*, which translate. A domain has a bank from its [`ops`](SmmuV2::ops)
 //! on. Streams of the same domain lead to the same bank, and a stream changes to another one by one

@@ -1,5 +1,10 @@
 //! Arm's SMMUv3: Arm System MMU architecture, version 3 (IHI 0070).
 //!
+//! **An interrupt is a write like others.** The driver maps no doorbell: a device raises no
+//! interrupt by message until the owner of the domain maps the doorbell's page for it, by
+//! `Prot::WRITE | Prot::MMIO`. From then on a GICv3 ITS takes the device's own events alone, and
+//! other doorbells, such as a GICv2m's, whatever it writes.
+//!
 //! [`SmmuV3`] owns the registers, the stream table and the queues. A domain is of stage 1 or of
 //! stage 2, with 64-bit tables: [`SmmuV3::stage1_config`] and [`SmmuV3::stage2_config`] say what
 //! hardware walks, and [`SmmuV3::ops`] makes its hooks. Streams are told apart by the StreamID, for

@@ -1,5 +1,9 @@
 //! RISC-V's IOMMU: RISC-V IOMMU Architecture Specification, version 1.0.
 //!
+//! **An interrupt is a write like others.** The driver leaves MSI page tables off: a device raises
+//! no interrupt by message until the owner of the domain maps the page of an interrupt file (IMSIC)
+//! for it, by `Prot::WRITE | Prot::MMIO`, and then every identity of that file.
+//!
 //! One address space for each domain: a first stage (Sv39, Sv48, Sv57), told apart by its PSCID, or
 //! a second stage (Sv39x4, Sv48x4, Sv57x4), told apart by its GSCID. Streams are device IDs, found
 //! through a device directory of one to three levels, with contexts in the base or the extended

@@ -1,12 +1,14 @@
 //! Intel's VT-d: Virtualization Technology for Directed I/O.
 //!
+//! **Memory alone is protected, and not interrupts.** Writes to 0xfee0_0000 to 0xfeef_ffff are
+//! interrupts, whatever tables say, and raise no fault; each stream [reserves](Vtd::stream) these
+//! addresses. The driver remaps none, and leaves remapping as it found it: any device, also one that
+//! nobody attached, can raise any interrupt of any CPU.
+//!
 //! One [`Vtd`] is one remapping hardware unit. In legacy mode requester IDs are translated by
 //! second-stage tables ([`VtdSs`]) of their context entries; in scalable mode by tables of the
 //! first ([`X86_64`]) or the second stage, through the PASID table's entry for accesses without
 //! PASID. The hardware is told to forget through its invalidation queue.
-//!
-//! Writes to 0xfee0_0000 to 0xfeef_ffff are interrupts, whatever tables say, and raise no fault;
-//! each stream [reserves](Vtd::stream) these addresses. Interrupts are not remapped.
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, D51397,
 //! revision 4.

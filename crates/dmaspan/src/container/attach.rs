@@ -173,7 +173,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// From the moment that this is called nobody begins to map, unmap or look; it waits until
     /// those who are at it are done: with a [`BusyHook`](super::BusyHook) by that, else by spinning
-    /// for a bounded time. The caller is in the middle of no other operation.
+    /// for 2^20 looks at most. The caller is in the middle of no other operation.
+    ///
+    /// Nothing that others begin prolongs it: it waits for the operations that had begun, one of
+    /// each thread at most, and their syncs, which take as long as hardware needs to answer or to
+    /// fail. Then it does a fixed number of steps for each mapping, and the leaves. Callers that are
+    /// refused meanwhile and come again at once take its CPU and its lock: without a hook they
+    /// should pause.
     #[track_caller]
     pub fn attach<F, M, O>(
         &self,

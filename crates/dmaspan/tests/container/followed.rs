@@ -399,18 +399,17 @@ fn device_memory_is_out_of_reach_before_it_goes_however_maps_and_revocations_mee
                     match world.container.map(&world.space, range, iova, PROT) {
                         Ok(_) => {
                             mapped.fetch_add(1, Ordering::Relaxed);
-                            while world.container.unmap_all().is_err() {}
+                            while world.container.unmap_all().is_err() {
+                                std::thread::yield_now();
+                            }
                         }
                         Err(Error::Pin { .. }) => {
                             failed.fetch_add(1, Ordering::Relaxed);
                         }
-                        Err(error) => assert!(
-                            matches!(
-                                error,
-                                Error::Busy { .. } | Error::Changing | Error::Exists { .. }
-                            ),
-                            "{error}"
-                        ),
+                        Err(Error::Busy { .. } | Error::Changing | Error::Exists { .. }) => {
+                            std::thread::yield_now();
+                        }
+                        Err(error) => panic!("{error}"),
                     }
                 }
             });

@@ -75,15 +75,19 @@ pub enum FaultIn {
 /// # Safety
 ///
 /// 1. [`leaf`](Self::leaf) says what the user's addresses lead to at a moment of the call. Leaves
-///    of memory begin and end between [frames](Self::frame_lg2).
-/// 2. Where [`pin`](Self::pin) answers `true`, the frames were what the addresses led to at a
-///    moment of the call, and from then on until they are passed to [`unpin`](Self::unpin) they
-///    stay the user's: neither moved, freed nor given another use. A device may read them and,
-///    where the leaf permits writes, write them at any time; no code holds a Rust reference to them
-///    that a device's write would make untrue.
-/// 3. Device memory ([`Kind::Mmio`]) is not pinned. Its owner takes it from the user in this
+///    of memory begin and end between [frames](Self::frame_lg2), whose size never changes.
+/// 2. Where [`pin`](Self::pin) answers `true`, the tables still had the leaf that it was given, at
+///    one moment of the call: the addresses led to the frames, which were memory, and the user had
+///    all of the access that it was given. From that moment on until the frames are passed to
+///    [`unpin`](Self::unpin) they stay the user's at these addresses: neither moved, freed nor given
+///    another use. A device may read them and, where the access has [`Prot::WRITE`], write them at
+///    any time; no code holds a Rust reference to them that a device's write would make untrue.
+/// 3. A frame that is copied when somebody writes it, as fork(2) leaves it, is pinned for no access
+///    at all: a device would write what others read, or read what the user no more writes.
+/// 4. Device memory ([`Kind::Mmio`]) is not pinned. Its owner takes it from the user in this
 ///    order: look-ups and faults find nothing there any more; every container that may map it
-///    has [revoked](crate::Container::revoke) it; it goes.
+///    has [revoked](crate::Container::revoke) it, by a handle of the same
+///    [number](Self::space_id); it goes.
 ///
 /// The caller of [`unpin`](Self::unpin) promises that no device reaches the frames any more.
 #[expect(
@@ -107,20 +111,32 @@ pub unsafe trait UserTables: Send + Sync {
     /// leaf under a range, and again after each fault.
     fn leaf(&self, space: &Self::Space, at: UserAddr) -> Option<UserLeaf<Self::Address>>;
 
-    /// Pins `frames`, which a look-up found as memory from `at` on: all of them or none. `false`
-    /// where the addresses lead elsewhere by now: then they are looked up again.
+    /// Pins `frames`, to which `leaf` leads from `at` on, for a device that is to have `access`: all
+    /// of them or none. The leaf is as a look-up said before, of memory that permits the access.
+    /// `false` where the tables no more have this leaf, and where the frames are copied when they
+    /// are written: the address is [faulted in](Self::fault_in) and looked up again then.
     ///
-    /// A kernel takes the lock of the tables, compares, and raises the counts of the frames; or it
-    /// raises them first, and takes them back where the entry has changed
-    /// (`gup_fast_pte_range` of Linux, mm/gup.c). Memory that never moves needs nothing.
-    fn pin(&self, space: &Self::Space, at: UserAddr, frames: Span<Self::Address>) -> bool;
+    /// A kernel takes the lock of the tables, compares the whole entry, and raises the counts of the
+    /// frames; or it raises them first, and takes them back where the entry has changed in any
+    /// bit or `gup_must_unshare` says that others share the page (`gup_fast_pte_range` of Linux,
+    /// mm/gup.c). Memory that neither moves nor is copied needs nothing.
+    fn pin(
+        &self,
+        space: &Self::Space,
+        leaf: &UserLeaf<Self::Address>,
+        at: UserAddr,
+        frames: Span<Self::Address>,
+        access: Prot,
+    ) -> bool;
 
     /// Unpins frames of memory: those of former pins, as often as they were pinned, cut and joined
     /// anew between frames. Cannot fail and does not allocate.
     fn unpin(&self, promise: Promise<'_>, frames: Span<Self::Address>, dirty: Dirty);
 
     /// Faults `at` in for an access as `prot` says, as if its user had accessed it: where there is
-    /// no leaf, or one that permits less (a page that is copied on write).
+    /// no leaf, or one that permits less, and where it was not [pinned](Self::pin). A frame that is
+    /// copied when it is written becomes the user's own, also for a device that only reads (Linux:
+    /// `FAULT_FLAG_WRITE`, `FAULT_FLAG_UNSHARE`).
     ///
     /// # Context
     ///
@@ -139,12 +155,12 @@ pub unsafe trait UserTables: Send + Sync {
     }
 
     /// log2 of the bytes of a frame, the smallest unit that is pinned: ranges that are not of whole
-    /// frames are refused. By default 12, for frames of 4 KiB.
+    /// frames are refused. Always the same; by default 12, for frames of 4 KiB.
     fn frame_lg2(&self) -> u32 {
         12
     }
 
-    /// As [`Pinner::space_id`].
+    /// As [`Pinner::space_id`], whose promise it is part of.
     fn space_id(&self, space: &Self::Space) -> u64;
 
     /// How many bytes of `range` are memory, as far as that is known without looking at each leaf,
@@ -204,8 +220,8 @@ pub enum LeafError<E: core::error::Error> {
         /// What the user may do.
         permitted: Prot,
     },
-    /// It went away after each look-up, or no fault brought it.
-    #[error("{at} of {range} was looked up and faulted in {tries} times and did not stay")]
+    /// It changed after each look-up, no fault brought it, or it is shared and stays so.
+    #[error("{at} of {range} was looked up and faulted in {tries} times, and was never pinned")]
     Unsettled {
         /// What was to be pinned.
         range: UserRange,
@@ -275,7 +291,7 @@ impl<E: core::error::Error> LeafError<E> {
 ///     fn leaf(&self, (): &(), at: UserAddr) -> Option<UserLeaf> {
 ///         self.0.read().ok()?.iter().find(|slot| slot.user.contains(at)).copied()
 ///     }
-///     fn pin(&self, (): &(), _at: UserAddr, _frames: Span) -> bool {
+///     fn pin(&self, (): &(), _: &UserLeaf, _at: UserAddr, _frames: Span, _: Prot) -> bool {
 ///         true
 ///     }
 ///     fn unpin(&self, _: Promise<'_>, _frames: Span, _dirty: Dirty) {}
@@ -365,22 +381,23 @@ impl<T: UserTables> LeafPinner<T> {
         let at = rest.start();
         for _ in 0..FOLLOW_TRIES {
             let found = self.tables.leaf(space, at);
-            let found = found.and_then(|leaf| Some((leaf.part(rest)?, leaf.kind, leaf.prot)));
-            if let Some((span, kind, prot)) = found
-                && prot.contains(wanted)
+            let found = found.and_then(|leaf| Some((leaf, leaf.part(rest)?)));
+            let permits = found.is_some_and(|(leaf, _)| leaf.prot.contains(wanted));
+            if let Some((leaf, frames)) = found
+                && permits
+                && (leaf.kind == Kind::Mmio || self.tables.pin(space, &leaf, at, frames, wanted))
             {
-                if kind == Kind::Mmio || self.tables.pin(space, at, span) {
-                    return Ok((span, kind));
-                }
-                continue;
+                return Ok((frames, leaf.kind));
             }
             match self.tables.fault_in(space, at, wanted) {
                 Ok(FaultIn::LookAgain) => {}
+                // Of what is there and was not pinned a fault may have nothing to say.
+                Ok(FaultIn::Refused) if permits => {}
                 Ok(FaultIn::Refused) => {
                     return Err(match found {
                         None => LeafError::Hole { range, at },
-                        Some((.., prot)) => {
-                            let permitted = prot & Prot::READ_WRITE;
+                        Some((leaf, _)) => {
+                            let permitted = leaf.prot & Prot::READ_WRITE;
                             LeafError::Access { range, at, wanted, permitted }
                         }
                     });
@@ -444,9 +461,9 @@ impl<T: UserTables> LeafPinner<T> {
 }
 
 // SAFETY:
-// 1. A span is pushed when the tables have said that its frames are pinned, which they keep until
-//    the span is passed to their `unpin`: `UserTables` promises both. Device memory is pushed as
-//    such.
+// 1. A span is pushed when the tables have said that its frames are pinned for the access that was
+//    asked for, which they keep until the span is passed to their `unpin`: `UserTables` promises
+//    both. Device memory is pushed as such.
 // 2. Parts follow each other from the first address of the range to its last, each cut to what is
 //    left of it, so they cover it exactly and in order.
 // 3. What the caller of `unpin` promises is passed on.

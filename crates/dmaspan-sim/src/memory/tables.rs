@@ -7,6 +7,7 @@ use dmaspan::follow::{FaultIn, UserLeaf, UserTables};
 use dmaspan::pin::Dirty;
 use dmaspan::{Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 
+use super::mm::Mm;
 use super::vma::Rights;
 use super::{FaultError, SimMemory, SimSpace};
 use crate::walker::Access;
@@ -38,10 +39,21 @@ impl SimTables {
     }
 }
 
+/// The leaf that maps `at`.
+fn leaf_of(mm: &Mm, at: UserAddr) -> Option<UserLeaf> {
+    let (_, leaf) = mm.find(at)?;
+    let prot = match leaf.rights {
+        Rights::ReadOnly => Prot::READ,
+        Rights::ReadWrite => Prot::READ_WRITE,
+    };
+    Some(UserLeaf::of_size(at, leaf.size_lg2.into(), leaf.paddr, leaf.kind, prot))
+}
+
 // SAFETY:
-// 1. Frames are pinned under the lock of the tables, while these lead to them, and are nobody
-//    else's until they are unpinned: no Rust reference to their bytes exists outside the memory's
-//    lock. Frames given another use while they are pinned are a violation that tests ask for.
+// 1. Frames are pinned under the lock of the tables, while these have the whole leaf that was found
+//    before, its access included, and are nobody else's until they are unpinned: no Rust reference
+//    to their bytes exists outside the memory's lock. Frames given another use while they are pinned
+//    are a violation that tests ask for.
 // 2. A space calls its listeners, which revoke, when look-ups find device memory no more, and it
 //    goes when they have returned.
 #[expect(unsafe_code, reason = "the trait is a promise about memory, kept as said above")]
@@ -52,25 +64,24 @@ unsafe impl UserTables for SimTables {
 
     fn leaf(&self, space: &Arc<SimSpace>, at: UserAddr) -> Option<UserLeaf> {
         self.lookups.fetch_add(1, Ordering::Relaxed);
-        let found = if self.has(space) { space.mm.read().find(at) } else { None };
-        let (_, leaf) = found?;
-        let prot = match leaf.rights {
-            Rights::ReadOnly => Prot::READ,
-            Rights::ReadWrite => Prot::READ_WRITE,
-        };
-        Some(UserLeaf::of_size(at, leaf.size_lg2.into(), leaf.paddr, leaf.kind, prot))
+        if self.has(space) { leaf_of(&space.mm.read(), at) } else { None }
     }
 
-    fn pin(&self, space: &Arc<SimSpace>, at: UserAddr, frames: Span) -> bool {
+    fn pin(
+        &self,
+        space: &Arc<SimSpace>,
+        leaf: &UserLeaf,
+        at: UserAddr,
+        frames: Span,
+        _access: Prot,
+    ) -> bool {
         let mm = space.mm.read();
-        let leads_there = mm.find(at).is_some_and(|(paddr, leaf)| {
-            paddr == frames.paddr()
-                && leaf.at(at.wrapping_add(frames.len() - 1).get()) == frames.last()
-        });
-        if leads_there {
+        // The access is the leaf's. Nothing here is copied on write.
+        let is_still_there = leaf_of(&mm, at) == Some(*leaf);
+        if is_still_there {
             self.memory.pin_span(frames);
         }
-        leads_there
+        is_still_there
     }
 
     fn unpin(&self, _promise: Promise<'_>, frames: Span, dirty: Dirty) {

@@ -311,7 +311,14 @@ unsafe impl UserTables for Moving {
         Some(UserLeaf { user, start, kind, prot })
     }
 
-    fn pin(&self, (): &(), _at: UserAddr, frames: Span<HostAddr>) -> bool {
+    fn pin(
+        &self,
+        (): &(),
+        _leaf: &UserLeaf<HostAddr>,
+        _at: UserAddr,
+        frames: Span<HostAddr>,
+        _access: Prot,
+    ) -> bool {
         let fewer = |moves: u32| moves.checked_sub(1);
         let moves = self.moves.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
         if moves.is_err() {

@@ -155,6 +155,14 @@ pub enum Error<E: core::error::Error> {
         /// The first mapping there.
         mapping: IovaRange,
     },
+    /// Device memory is mapped, and the new user addresses lead to something else.
+    #[error("{user} does not lead to the device memory that is mapped at {range}: unmap that")]
+    OtherDevice {
+        /// The new addresses of the device memory.
+        user: UserRange,
+        /// Where it is mapped.
+        range: IovaRange,
+    },
     /// There are as many mappings as there may be.
     #[error("all {limit} mappings that the container allows are in use: unmap one first")]
     TooManyMappings {
@@ -406,6 +414,7 @@ impl<E: core::error::Error> Error<E> {
             | Self::TooLargeToTrack { .. }
             | Self::VaddrInvalidAlready { .. }
             | Self::NotInvalid { .. }
+            | Self::OtherDevice { .. }
             | Self::Bisects { .. }
             | Self::NotMapped { .. }
             | Self::NotAttached

@@ -8,7 +8,7 @@ use lock_api::RawMutex;
 
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Behind, Mapping, SlotState};
+use super::mapping::{Behind, Mapping, SlotState, Vaddr};
 use super::quarantine::Reserved;
 use super::takedown::hold;
 use super::unmap::Unforgotten;
@@ -114,7 +114,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let start = loop {
             let Some((start, slot)) = all.tree.at(place) else { return Ok(None) };
             place = all.tree.next(place);
-            if slot.space_id != space_id || slot.user.intersection(user).is_none() {
+            // Its new addresses are being looked up, and may be these.
+            let is_moving = slot.vaddr == Vaddr::Invalid && matches!(slot.state, SlotState::Busy);
+            let is_it = slot.space_id == space_id && slot.user.intersection(user).is_some();
+            if !is_moving && !is_it {
                 continue;
             }
             match &slot.state {

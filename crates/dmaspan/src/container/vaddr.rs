@@ -17,10 +17,11 @@ use super::mapping::{Behind, Mapping, Pinned, RunCursor, SlotState, Vaddr, overl
 use super::unmap::UnmapScope;
 use super::{Container, State};
 use crate::account::{Account, Charge, OverLimit};
-use crate::addr::Iova;
-use crate::pin::{Kind, Pinner};
+use crate::addr::{Address, Iova};
+use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped, unpin_outputs};
+use crate::promise::Promise;
 use crate::range::{IovaRange, UserRange};
-use crate::span::SpanBuf;
+use crate::span::{Span, SpanBuf};
 
 /// Says where the memory of a mapping is now, and whose it is.
 #[expect(missing_debug_implementations, reason = "spaces have no text")]
@@ -132,18 +133,24 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// The same memory must be there: it stays pinned and mapped, and nobody looks. Where it is
     /// not, devices go on with the old memory, and what is read, written or pinned through the
-    /// container is the new, of which both are allowed to use: it is wrong, and not unsafe.
+    /// container is the new, of which both are allowed to use: it is wrong, and not unsafe. Device
+    /// memory, which nothing pins, is [revoked](Self::revoke) by its new addresses from now on: so
+    /// the pinner is asked whether these lead to it.
     ///
     /// # Errors
     ///
     /// With nothing changed: [`Error::Range`] and [`Error::Misaligned`]; [`Error::NothingMapped`],
     /// and [`Error::NotInvalid`] where the mapping is of another size or place or has its
-    /// addresses; [`Error::OverLimit`] for the new owner; [`Error::Busy`] and
+    /// addresses; [`Error::OtherDevice`] and [`Error::Pin`] where device memory of the mapping is
+    /// not at the new ones; [`Error::OverLimit`] for the new owner; [`Error::Busy`] and
     /// [`Error::Quarantined`].
     pub fn update_vaddr(&self, update: &VaddrUpdate<'_, P>) -> Result<(), Error<P::Error>> {
         let range = iovas_of(update.iova, update.user)?;
         let (mut mapping, domains) = self.waiting(|| self.claim_invalid(range, update))?;
-        let result = self.change_owner(&mut mapping, &domains, update);
+        let result = self.check_devices(&mapping, &domains, update).and_then(|()| {
+            let changed = self.change_owner(&mut mapping, &domains, update);
+            changed.map_err(|source| Error::OverLimit { user: update.user, source })
+        });
         if result.is_ok() {
             let mut all = self.state.lock();
             all.set_vaddr(range, Vaddr::Known);
@@ -153,7 +160,45 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             }
         }
         self.finish(range, Some(mapping), domains, 0);
-        result.map_err(|source| Error::OverLimit { user: update.user, source })
+        result
+    }
+
+    /// Looks whether the new addresses lead to the device memory that is mapped. Meanwhile
+    /// [`revoke`](Self::revoke) waits for the mapping, whatever addresses it is for.
+    fn check_devices(
+        &self,
+        mapping: &Mapping<P>,
+        domains: &Domains,
+        update: &VaddrUpdate<'_, P>,
+    ) -> Result<(), Error<P::Error>> {
+        let runs = mapping.pinned.as_ref().map_or(&[][..], |pinned| pinned.runs.all());
+        let mut offset = 0u64;
+        for run in runs {
+            let (start, user) = (mapping.range.start(), update.user.start());
+            let range = IovaRange::from_len(start.wrapping_add(offset), run.bytes)?;
+            let user = UserRange::from_len(user.wrapping_add(offset), run.bytes)?;
+            offset = offset.wrapping_add(run.bytes);
+            if run.behind != Behind::Pinned(Kind::Mmio) {
+                continue;
+            }
+            let mut same = SameDevice { domains, rest: Some(range) };
+            let (pin, error) = match self.pinner.pin(update.space, user, mapping.prot, &mut same) {
+                Ok(pin) => (Some(pin), None),
+                Err(failed) => (failed.pin, Some(failed.error)),
+            };
+            if let Some(mut pin) = pin {
+                same.each_taken(range, &mut |spans| {
+                    unpin_outputs(&self.pinner, &mut pin, spans, Kind::Mmio, Dirty::Clean);
+                });
+                self.pinner.release(Promise::kept(), pin);
+            }
+            match error {
+                None if same.rest.is_none() => {}
+                Some(PinError::Failed(source)) => return Err(Error::Pin { user, source }),
+                _ => return Err(Error::OtherDevice { user, range }),
+            }
+        }
+        Ok(())
     }
 
     /// Makes the mapping at exactly `range` the caller's own, to work on without the lock.
@@ -222,6 +267,45 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         mapping.account = Arc::clone(account);
         mapping.space = space.clone();
         mapping.user = user;
+        Ok(())
+    }
+}
+
+/// Takes device memory as far as it is what is mapped.
+struct SameDevice<'d> {
+    domains: &'d Domains,
+    /// What is mapped and was not found yet.
+    rest: Option<IovaRange>,
+}
+
+impl SameDevice<'_> {
+    /// Passes on what was taken of `range`, which is what is mapped there.
+    fn each_taken(&self, range: IovaRange, each: &mut dyn FnMut(&[Span])) {
+        let mut room = SpanBuf::room::<8>();
+        let mut left = match self.rest.map(|rest| rest.start().get().checked_sub(1)) {
+            Some(last) => last.and_then(|last| IovaRange::new(range.start(), Iova::new(last))),
+            None => Some(range),
+        };
+        while let Some(range) = left {
+            let mut buf = SpanBuf::new(&mut room);
+            left = self.domains.spans(range, &mut buf);
+            each(buf.spans());
+        }
+    }
+}
+
+impl<A: Address> SpanSink<A> for SameDevice<'_> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
+        let rest = self.rest.filter(|_| kind == Kind::Mmio).ok_or(Stopped)?;
+        let found = IovaRange::from_len(rest.start(), span.len()).map_err(|_| Stopped)?;
+        let mut room = SpanBuf::room::<1>();
+        let mut buf = SpanBuf::new(&mut room);
+        let more = self.domains.spans(found, &mut buf);
+        if !rest.covers(found) || more.is_some() || *buf.spans() != [span.output()] {
+            return Err(Stopped);
+        }
+        let behind = found.last().checked_add(1);
+        self.rest = behind.and_then(|behind| IovaRange::new(behind, rest.last()));
         Ok(())
     }
 }

@@ -1,16 +1,22 @@
 //! User addresses that are forgotten and said again, while devices go on.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::account::Counting;
 use dmaspan::container::{Attach, Error, Interrupts, MapRequest, VaddrUpdate, Version};
-use dmaspan::{Account, Container, DmaSpace, Errno, Iova, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::{
+    Account, Container, DmaSpace, Errno, Iova, PhysAddr, Promise, Prot, Span, UserAddr, UserRange,
+};
 use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use parking_lot::Mutex;
 
 use crate::account::Mixed;
 use crate::common::{PROT, faulty_domain, for_all_granules, range};
@@ -373,4 +379,111 @@ fn mapping_and_unmapping_go_on_while_addresses_are_invalid<const G: u32>() {
     assert_eq!(world.container.unmap_all().unwrap(), 8 << G);
     assert_eq!((world.account.used(), world.memory.pinned_frames()), (0, 0));
     assert_eq!(world.memory.violations(), []);
+}
+
+type Look = Box<dyn Fn() + Send + Sync>;
+
+/// Spaces that are numbers, all of whose addresses lead to device memory, 2^30 bytes a space; and
+/// what happens when they are looked up the next time.
+#[derive(Default)]
+struct Bars(Mutex<Option<Look>>);
+
+// SAFETY: the addresses are of no memory, and no device of these tests touches them.
+unsafe impl Pinner for Bars {
+    type Space = u64;
+    type Address = PhysAddr;
+    type Pin = ();
+    type Error = Infallible;
+
+    fn pin(
+        &self,
+        space: &u64,
+        range: UserRange,
+        _prot: Prot,
+        sink: &mut dyn SpanSink,
+    ) -> Result<(), PinFailed<(), Infallible>> {
+        let look = self.0.lock().take();
+        look.into_iter().for_each(|look| look());
+        let len = range.checked_len().unwrap();
+        let start = PhysAddr::new((space << 30) + range.start().get() % (1 << 30));
+        // Cut where nothing else is.
+        for offset in (0..len).step_by(0x2000) {
+            let span = Span::new(start.wrapping_add(offset), 0x2000.min(len - offset)).unwrap();
+            let error = PinError::Stopped;
+            sink.push(span, Kind::Mmio).map_err(|Stopped| PinFailed {
+                range,
+                error,
+                pin: (offset > 0).then_some(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn unpin(&self, _: Promise<'_>, (): &mut (), _: &[Span], _: Kind, _: Dirty) {}
+
+    fn release(&self, _: Promise<'_>, (): ()) {}
+
+    fn space_id(&self, space: &u64) -> u64 {
+        *space
+    }
+
+    fn chargeable(&self, _: &u64, _: UserRange) -> u64 {
+        0
+    }
+
+    fn read(&self, _: &u64, _: UserAddr, _: &mut [u8]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn write(&self, _: &u64, _: UserAddr, _: &[u8]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn errno(&self, error: &Infallible) -> Errno {
+        match *error {}
+    }
+}
+
+#[test]
+fn device_memory_moves_to_no_addresses_that_lead_elsewhere_so_that_its_owner_finds_it() {
+    let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+    let (bars, account) = (Bars::default(), Account::unlimited());
+    let container: Container<_, parking_lot::RawMutex> =
+        Container::with_domain(bars, domain, account);
+    let container = Arc::new(container);
+    let len = 0x5000;
+    let user = move |at| UserRange::from_len(UserAddr::new(at), len).unwrap();
+    let reaches = || iotlb.translate(Iova::new(0x4000), Access::Write).is_ok();
+    container.map(&7, user(0x10_0000), Iova::new(0), PROT).unwrap();
+    container.invalidate_vaddr_all().unwrap();
+    // Another device's memory, and another part of the same.
+    for (space, at) in [(8, 0x10_0000), (7, 0x10_1000), (7, 0x20_0000)] {
+        let moved = container.update_vaddr(&VaddrUpdate::new(&space, user(at), Iova::new(0)));
+        let Err(error) = moved else { panic!("{space} {at:#x}") };
+        let range = range(0, len);
+        assert!(
+            matches!(error, Error::OtherDevice { user: u, range: r } if (u, r) == (user(at), range))
+        );
+        assert_eq!(container.errno(&error), Errno::EINVAL);
+    }
+    // The owner of the new addresses takes the device away while they are looked up.
+    let (weak, asked) = (Arc::downgrade(&container), Arc::new(AtomicU32::new(0)));
+    let again = Arc::clone(&asked);
+    *container.pinner().0.lock() = Some(Box::new(move || {
+        let revoked = weak.upgrade().unwrap().revoke(&7, user(0x4010_0000));
+        assert!(matches!(revoked, Err(Error::Busy { .. })), "it is to come again");
+        again.fetch_add(1, Ordering::Relaxed);
+    }));
+    // The same memory, since spaces repeat it.
+    let update = VaddrUpdate::new(&7, user(0x4010_0000), Iova::new(0));
+    container.update_vaddr(&update).unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert!(reaches());
+    assert_eq!(container.revoke(&7, user(0x10_0000)).unwrap(), 0);
+    assert_eq!(container.revoke(&7, user(0x4010_0000)).unwrap(), len);
+    assert!(!reaches(), "it is out of reach when its owner takes it away");
+    // What was taken away is not looked for.
+    container.invalidate_vaddr_all().unwrap();
+    container.update_vaddr(&VaddrUpdate::new(&8, user(0), Iova::new(0))).unwrap();
+    assert_eq!(container.unmap_all().unwrap(), len);
 }

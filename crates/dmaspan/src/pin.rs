@@ -158,6 +158,10 @@ impl Dirty {
 /// Pushed spans cover the range exactly, in its order, by addresses of the kind that
 /// [`Address`](Self::Address) names.
 ///
+/// [`space_id`](Self::space_id) is the same number for all handles of an address space, at each
+/// call, and as long as a handle of it exists no other's: by this number a
+/// [revocation](crate::Container::revoke) finds who maps device memory.
+///
 /// The caller of [`unpin`](Self::unpin) and [`release`](Self::release) promises that no device
 /// reaches the memory any more, and hands in the [`Promise`]: safe code, which may well have a
 /// container's [pinner](crate::Container::pinner), cannot unpin what a device uses.
@@ -263,7 +267,7 @@ pub unsafe trait Pinner: Send + Sync {
     /// Ends the pin, all of whose spans were unpinned: the caller promises it. Cannot fail.
     fn release(&self, promise: Promise<'_>, pin: Self::Pin);
 
-    /// Tells address spaces apart: the same number for handles of the same one.
+    /// Tells address spaces apart: the same number for handles of the same one, and for clones.
     fn space_id(&self, space: &Self::Space) -> u64;
 
     /// How many bytes of `range` count against its owner's limit: those of memory, not those of

@@ -93,9 +93,13 @@ pub enum Bounce {
 /// 1. The memory of a slot is the holder's alone until the slot is [released](Self::release), and
 ///    for ever where it never is. Devices may read and write it at any time, padding to the granule
 ///    asked for included.
-/// 2. [`copy`](Self::copy) touches no memory but the slot's and the original's. Several threads call
+/// 2. [`span`](Self::span) names that memory, always the same for a slot: as long as its original,
+///    with the low bits, below the last address and within the boundary that were asked for. Slots
+///    that are taken together come in the order of their originals.
+/// 3. [`copy`](Self::copy) touches no memory but the slot's and the original's. Several threads call
 ///    it at once, also for the same bytes, or for some that overlap: each byte is accessed
 ///    atomically and by itself, as by [`bytes::copy`](crate::bytes::copy).
+/// 4. Memory that the pool [owns](Self::owns) is such as a device may see that sees nothing else.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"

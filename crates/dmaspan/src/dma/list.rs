@@ -313,6 +313,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 return Err(refused);
             }
         };
+        // Where the memory or the pool panics, a device may use it.
+        let memory = ManuallyDrop::new(memory);
         let base = iovas.as_ref().map_or(0, |iovas| iovas.range().start().get());
         let mut count = 0;
         let mut places = segments.iter_mut();
@@ -341,7 +343,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             device: self.id(),
             slots,
             iovas,
-            memory: Some(memory),
+            memory: Some(ManuallyDrop::into_inner(memory)),
         })
     }
 

@@ -127,6 +127,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         {
             return false;
         }
+        if taken.len() != count {
+            // A piece without a slot would be the device's itself.
+            taken.into_iter().for_each(|slot| self.pool.release(slot));
+            return false;
+        }
         for (slot, span) in taken.into_iter().zip(bounced()) {
             if self.fills(fill) {
                 self.pool.copy(&slot, 0, span.len(), To::Slot);

@@ -100,6 +100,10 @@ pub struct Leaf {
 ///    clone gives the same.
 /// 4. The geometry is that of the tables which hardware walks: the smallest of its page sizes is
 ///    the granule, and each is of entries at one of its levels.
+/// 5. A word that [`leaf`](Self::leaf) or [`advance`](Self::advance) made leads hardware to the
+///    address that it was made for, over as many bytes, and to no access but what its template
+///    permits; `decode` says the same of it, and of such words as hardware marks them. What is
+///    mapped and what is unpinned are these addresses.
 #[expect(unsafe_code, reason = "a contract: what a format says is dereferenced")]
 pub unsafe trait Format: Debug + Send + Sync + 'static {
     /// What an entry is.

@@ -2,6 +2,7 @@
 //! which things are released.
 
 use core::fmt;
+use core::mem::ManuallyDrop;
 
 use super::event::Event;
 use super::gather::{Gather, SyncFailed, Synced};
@@ -135,7 +136,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             return Err(io_pgtable::Error::Occupied { leaf }.into());
         }
         table.walks_from(table.root_word());
+        // Where the hook panics, hardware may walk it by then.
+        let table = ManuallyDrop::new(table);
         let begun = ops.begin(Promise::kept(), &table.table_root());
+        let table = ManuallyDrop::into_inner(table);
         begun.map_err(|source| Error::Hardware { range, source })?;
         Ok(Self { table, ops, hardware: Hardware::Walks })
     }

@@ -77,9 +77,9 @@ pub enum Tables {
 ///    the tables before the invalidation (on Arm, DSB before TLBI).
 /// 2. When [`detach`](Self::detach) returns `Ok`, no device walks the domain's tables any more, and
 ///    none uses anything that was read from them.
-///
 /// 3. When [`root_changed`](Self::root_changed) returns `Ok`, hardware walks from a root that was
-///    current during the call.
+///    current during the call. Where [`begin`](Self::begin) fails, hardware walks none of its
+///    tables.
 /// 4. What the tables translate to, devices access as addresses of [`Address`](Self::Address) and
 ///    of no other kind.
 ///

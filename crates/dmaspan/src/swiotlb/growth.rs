@@ -191,6 +191,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             self.grown.lock().counted -= room.bytes;
             return Err(Error::NoMemory { bytes: room.bytes });
         };
+        if span.len() != room.bytes {
+            // What is counted and given back is as long as was asked for.
+            self.memory.free(Promise::kept(), span.of_output());
+            self.grown.lock().counted -= room.bytes;
+            return Err(Error::NoMemory { bytes: room.bytes });
+        }
         if self.memory.share(Promise::kept(), span.of_output()).is_err() {
             self.leak(span);
             return Err(Error::Host { span });

@@ -3,5 +3,11 @@
 //! choose differ from call to call, and what devices reach is looked at between any two.
 #![expect(unsafe_code, reason = "the tests keep the promises of unsafe traits, and nothing more")]
 
+mod bounce_pool;
 mod common;
+mod dma_memory;
+mod iommu_ops;
+mod pinner;
+mod pool_memory;
+mod table_memory;
 mod user_tables;

@@ -13,7 +13,7 @@ use dmaspan::{
 };
 use parking_lot::Mutex;
 
-use crate::common::{Books, PAGE, Script, at_every_call, span, table};
+use crate::common::{Books, PAGE, Script, at_every_call, table};
 
 const RW: Prot = Prot::READ_WRITE;
 /// Pages of the user, and of a leaf at first.
@@ -190,7 +190,7 @@ unsafe impl UserTables for Tables {
     }
 
     fn unpin(&self, _: Promise<'_>, frames: Span, _dirty: Dirty) {
-        let _ = self.0.script.turn();
+        self.0.script.turn_in_lock();
         self.0.books.take_back(frames, RW);
         let mut pins = self.0.pins.lock();
         for frame in User::frames(frames) {

@@ -31,33 +31,39 @@
 //! }
 //! ```
 //!
-//! - **vm-memory's own `Iotlb` is the only cache.** A miss adds one entry for a whole run of the
-//!   tables: contiguous addresses with the same permissions, whatever their leaves. Absent entries
-//!   are not kept. It forgets everything when it has [`MOST_ENTRIES`].
-//! - **Nothing is stale behind an unmap.** An access holds the IOTLB's lock for reading, as long as
-//!   vm-memory's iterator over its slices lives; an unmap returns when it has had the lock for
-//!   writing and has removed what it took away. A slice that is kept longer than the iterator, as
-//!   by `collect`, is not waited for: it reaches memory of the guest that the device has no more.
+//! - **The caches are vm-memory's own `Iotlb`s.** Each access has one to itself, mostly that which
+//!   its thread had before. A miss adds one entry for a whole run of the tables: contiguous
+//!   addresses with the same permissions, whatever their leaves. Absent entries are not kept. All
+//!   IOTLBs together have [`MOST_ENTRIES`] at most, before those that are not in use forget
+//!   everything.
+//! - **Accesses wait for nobody**, neither for other accesses nor for unmaps, whether they hit or
+//!   miss. A thread may begin one in the middle of another.
+//! - **Nothing is stale behind an unmap.** An access lasts as long as vm-memory's iterator over its
+//!   slices. An unmap waits for accesses that began before it and meet its range. A slice that is
+//!   kept longer than the iterator, as by `collect`, is not waited for: it reaches memory of the
+//!   guest that the device has no more.
 //! - **The table is of any format.** Its own domain alone changes it.
 
+mod iotlbs;
+
+use std::borrow::Cow;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dmaspan::io_pgtable::{self, Arena, Format, MappedRun, PageTable, TableMemory, Walk};
 use dmaspan::iommu::{self, Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Iova, IovaRange, PhysAddr, Promise, Prot, Span};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use vm_memory::iommu::{Error as Untranslated, Iotlb, IotlbFails, IotlbIterator};
+use parking_lot::Mutex;
+use vm_memory::iommu::{Error as Untranslated, IotlbIterator};
 use vm_memory::{GuestAddress, Iommu, Permissions};
 
-/// With so many entries the IOTLB forgets all of them, before it gets another. The crate's own
-/// evicts none.
-pub const MOST_ENTRIES: usize = 1 << 16;
+pub use iotlbs::IotlbGuard;
+use iotlbs::Iotlbs;
 
-/// How long an unmap waits for accesses that are under way.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// With so many entries in all of them the IOTLBs forget, before one gets another: all but those
+/// that accesses under way use. The crate's own evicts none. An access to so many runs that they do
+/// not fit is refused.
+pub const MOST_ENTRIES: usize = 1 << 16;
 
 /// A run is looked for up to the next multiple of this, so that a miss in the middle of a guest's
 /// terabytes does not read all of their tables.
@@ -71,30 +77,25 @@ const WINDOW: u64 = 1 << 30;
 ///
 /// # Context
 ///
-/// Any number of threads translate at once. Maps and unmaps take turns. An unmap waits for accesses
-/// that are under way, ten seconds at most, so a thread does not unmap in the middle of an access
-/// of its own.
+/// Any number of threads translate at once, and wait for nobody. Maps and unmaps take turns at the
+/// tables. Then an unmap waits for accesses that began before it and meet its range, as long as
+/// none of them takes ten seconds; nobody else waits for that. A thread in the middle of an access
+/// of its own may map, and unmap what the access does not meet.
 pub struct TableIommu<F: Format, M: TableMemory<F::Word> = Arena> {
     shared: Arc<Shared<F, M>>,
 }
 
 struct Shared<F: Format, M: TableMemory<F::Word>> {
     domain: Domain<F, M, Invalidator>,
-    cache: Arc<RwLock<Cache>>,
-    /// Has all IOVAs of the domain: whoever maps or unmaps holds it.
+    iotlbs: Arc<Iotlbs>,
+    /// Has all IOVAs of the domain: whoever maps or unmaps holds it while it works on the tables,
+    /// and waits for nothing meanwhile.
     changes: Mutex<()>,
-}
-
-#[derive(Debug, Default)]
-struct Cache {
-    iotlb: Iotlb,
-    /// How many entries it was given since it was emptied.
-    entries: usize,
 }
 
 /// The hooks of the domain.
 #[derive(Debug)]
-struct Invalidator(Arc<RwLock<Cache>>);
+struct Invalidator(Arc<Iotlbs>);
 
 impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
     /// An IOMMU over an empty table.
@@ -103,9 +104,9 @@ impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
     ///
     /// As [`Domain::new`].
     pub fn new(table: PageTable<F, M>) -> Result<Self, iommu::Error> {
-        let cache = Arc::<RwLock<Cache>>::default();
-        let domain = Domain::new(table, Invalidator(Arc::clone(&cache)))?;
-        Ok(Self { shared: Arc::new(Shared { domain, cache, changes: Mutex::new(()) }) })
+        let iotlbs = Arc::<Iotlbs>::default();
+        let domain = Domain::new(table, Invalidator(Arc::clone(&iotlbs)))?;
+        Ok(Self { shared: Arc::new(Shared { domain, iotlbs, changes: Mutex::new(()) }) })
     }
 
     /// What is mapped in `range`, also while others map and unmap there: see [`PageTable::walk`].
@@ -138,11 +139,18 @@ impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
     /// # Errors
     ///
     /// [`iommu::Error`]: with nothing changed where `range` cuts a leaf or is not of whole
-    /// granules. [`Hardware`](iommu::Error::Hardware) where an access did not end; then `range` is
-    /// unmapped, and what is under way may go on.
+    /// granules; and as [`Hardware`](iommu::Error::Hardware) where this thread is in the middle of
+    /// an access that meets `range`, for which it would wait for ever. `Hardware` also where an
+    /// access of another thread that meets `range` did not end in ten seconds; then `range` is
+    /// unmapped, and that access may go on.
     pub fn unmap(&self, range: IovaRange) -> Result<u64, iommu::Error> {
         let domain = &self.shared.domain;
-        let _changes = self.shared.changes.lock();
+        if self.shared.iotlbs.is_within(range) {
+            let what = "this thread has to end its own access there first; nothing was unmapped";
+            let source = HardwareError { what, status: 0 };
+            return Err(iommu::Error::Hardware { range, source });
+        }
+        let changes = self.shared.changes.lock();
         for end in [range.start(), range.last()] {
             if let Some(leaf) = self.leaf_at(end).filter(|&leaf| !range.covers(leaf)) {
                 return Err(io_pgtable::Error::WouldSplit { leaf }.into());
@@ -155,6 +163,9 @@ impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
         // 1. All maps and unmaps of the domain take the lock above, and no leaf reaches out of the
         //    range: it would have its first or its last address.
         let unsynced = unsafe { domain.remove(range) }?;
+        // Accesses that are waited for are in nobody else's way. What is mapped there meanwhile is
+        // no part of what was taken away.
+        drop(changes);
         let (_synced, _) = unsynced.sync()?;
         Ok(bytes)
     }
@@ -175,19 +186,19 @@ impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
         io_pgtable::Error::OutsideAperture { range, aperture }.into()
     }
 
-    /// Adds to the IOTLB what is mapped in `range`.
-    fn fill(
+    /// What is mapped in `range`, all of which permits `access`.
+    fn runs(
         &self,
-        iotlb: &mut Cache,
         range: IovaRange,
         access: Permissions,
-    ) -> Result<(), &'static str> {
+    ) -> Result<Vec<MappedRun>, Cow<'static, str>> {
         let domain = &self.shared.domain;
         let aperture = domain.geometry().aperture;
         if !aperture.covers(range) {
-            return Err("it leaves the IOMMU's aperture");
+            return Err("it leaves the IOMMU's aperture".into());
         }
         let mut next = range.start().get() >> F::GRANULE_LG2 << F::GRANULE_LG2;
+        let mut runs = Vec::new();
         loop {
             let end = next.max(range.last().get()) | (WINDOW - 1);
             let window = IovaRange::new(Iova::new(next), aperture.last().min(Iova::new(end)));
@@ -195,33 +206,17 @@ impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
             let run =
                 run.filter(|run| run.range.start().get() == next).ok_or("a part is not mapped")?;
             if !permissions(run.prot).allow(access) {
-                return Err("a part is not mapped for this access");
+                return Err("a part is not mapped for this access".into());
             }
-            iotlb.add(run)?;
+            if runs.len() == MOST_ENTRIES {
+                return Err(format!("it is of more than {MOST_ENTRIES} runs of memory").into());
+            }
+            runs.push(run);
             match run.range.last().checked_add(1) {
                 Some(after) if run.range.last() < range.last() => next = after.get(),
-                _ => return Ok(()),
+                _ => return Ok(runs),
             }
         }
-    }
-}
-
-impl Cache {
-    fn add(&mut self, run: MappedRun) -> Result<(), &'static str> {
-        // The crate's ranges end before 2^64 - 1.
-        let bytes = run.range.last().get() - run.range.start().get();
-        let bytes = if run.range.last().get() == u64::MAX { bytes } else { bytes + 1 };
-        let len = usize::try_from(bytes).map_err(|_| "it is longer than the address space")?;
-        let (iova, to) = (GuestAddress(run.range.start().get()), GuestAddress(run.paddr.get()));
-        let set = self.iotlb.set_mapping(iova, to, len, permissions(run.prot));
-        set.map_err(|_| "the IOTLB did not take it")?;
-        self.entries += 1;
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        self.iotlb.invalidate_all();
-        self.entries = 0;
     }
 }
 
@@ -258,82 +253,40 @@ where
         if wraps {
             return Err(cannot("it ends beyond 2^64 - 1"));
         }
-        // A thread in the middle of one access may begin another, whoever waits.
-        if let Ok(found) =
-            IotlbGuard(self.shared.cache.read_recursive()).look_up(iova, length, access)
-        {
+        let begin = || self.shared.iotlbs.begin(iova.0, length);
+        let too_many = || cannot("too many accesses are under way");
+        if let Ok(found) = begin().ok_or_else(too_many)?.look_up(iova, length, access) {
             return Ok(found);
         }
         let range = IovaRange::from_len(Iova::new(iova.0), length as u64);
         let range = range.map_err(|_| cannot("it is empty"))?;
-        let mut cache = self.shared.cache.write();
-        if cache.entries >= MOST_ENTRIES {
-            cache.clear();
-        }
-        // Under the lock: what an unmap takes away meanwhile it removes from the IOTLB afterwards.
-        self.fill(&mut cache, range, access).map_err(cannot)?;
-        IotlbGuard(RwLockWriteGuard::downgrade(cache))
-            .look_up(iova, length, access)
-            .map_err(|_| cannot("a part is not mapped"))
-    }
-}
-
-/// The IOTLB, for as long as an access uses it.
-#[derive(Debug)]
-pub struct IotlbGuard<'a>(RwLockReadGuard<'a, Cache>);
-
-impl<'a> IotlbGuard<'a> {
-    fn look_up(
-        self,
-        iova: GuestAddress,
-        length: usize,
-        access: Permissions,
-    ) -> Result<IotlbIterator<Self>, IotlbFails> {
-        Iotlb::lookup(self, iova, length, access)
-    }
-}
-
-impl Deref for IotlbGuard<'_> {
-    type Target = Iotlb;
-
-    fn deref(&self) -> &Iotlb {
-        &self.0.iotlb
-    }
-}
-
-impl Invalidator {
-    /// The cache, when no access uses it.
-    fn quiet(&self) -> Result<RwLockWriteGuard<'_, Cache>, HardwareError> {
-        let what = "an access of a device model did not end in ten seconds";
-        self.0.try_write_for(PATIENCE).ok_or(HardwareError { what, status: 0 })
+        // Begun before the tables are read: an unmap that takes away what is found waits for it.
+        let mut access_to = begin().ok_or_else(too_many)?;
+        let runs = self.runs(range, access).map_err(|reason| cannot(&reason))?;
+        self.shared.iotlbs.add(&mut access_to.cache, &runs).map_err(cannot)?;
+        access_to.look_up(iova, length, access).map_err(|_| cannot("a part is not mapped"))
     }
 }
 
 #[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
 // SAFETY:
-// 1. Devices translate by the IOTLB alone, under its lock from the look-up on until the iterator
-//    over the slices is dropped. An invalidation has the lock for itself and removes what it names.
-//    What is added is walked for under the lock, so that a walk which saw an entry that was taken
-//    away has ended before the invalidation that names the entry. The lock orders the CPU's stores
-//    before walks that come later.
-// 2. The domain is dropped after the last `TableIommu`, which alone walks its tables.
+// 1. Devices translate by the IOTLB of their access alone, from its begin until the iterator over
+//    the slices is dropped, and what they miss they look for within it. An invalidation enters in
+//    the log what it names, and then waits for all accesses that meet it and do not know of it.
+//    Others have taken it out of their IOTLBs before they look there, and walk tables that have it
+//    no more: they read the count of the log after the CPU's stores to the tables.
+// 2. The domain is dropped after the last `TableIommu`. Accesses borrow theirs, so none is under
+//    way then; those that were forgotten do nothing any more.
 // 3. Each walk asks the domain for its root.
 // 4. What devices are given are the guest's addresses, which are those that were mapped.
 unsafe impl IommuOps for Invalidator {
     type Address = PhysAddr;
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
-        let mut cache = self.quiet()?;
         match what.scope {
-            Scope::All => cache.clear(),
-            Scope::Ranges(ranges) => ranges.iter().for_each(|range| {
-                // No entry has the last address of all.
-                let bytes = range.last().get().saturating_add(1) - range.start().get();
-                let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-                cache.iotlb.invalidate_mapping(GuestAddress(range.start().get()), len);
-            }),
+            Scope::All => self.0.forget(&[IovaRange::ALL]),
+            Scope::Ranges(ranges) => self.0.forget(ranges),
         }
-        Ok(())
     }
 
     fn root_changed(
@@ -345,7 +298,6 @@ unsafe impl IommuOps for Invalidator {
     }
 
     fn detach(&self) -> Result<(), HardwareError> {
-        self.quiet()?.clear();
         Ok(())
     }
 
@@ -362,6 +314,7 @@ impl<F: Format, M: TableMemory<F::Word>> Clone for TableIommu<F, M> {
 
 impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for TableIommu<F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TableIommu").field("domain", &self.shared.domain).finish_non_exhaustive()
+        let Shared { domain, iotlbs, .. } = &*self.shared;
+        f.debug_struct("TableIommu").field("domain", domain).field("iotlbs", iotlbs).finish()
     }
 }

@@ -149,7 +149,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
         mut each: impl FnMut(Span<A>) -> Result<(), E>,
     ) -> Result<(), AccessFailed<E>> {
         {
-            let state = self.slot.state.lock();
+            let state = self.slot.begin();
             if let Some(span) = state.spans.find(range, needs(access)) {
                 let stopped = |error| AccessFailed::Stopped { iova: range.start(), done: 0, error };
                 return each(span.of_output()).map_err(stopped);
@@ -251,19 +251,19 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
     pub fn set_places(&mut self, places: usize) -> Result<(), TryReserveError> {
         // Allocated and freed without the lock, which an invalidation waits for.
         let spans = Spans::new(places)?;
-        let former = mem::replace(&mut self.slot.state.lock().spans, spans);
+        let former = mem::replace(&mut self.slot.begin().spans, spans);
         drop(former);
         Ok(())
     }
 
     /// Returns how often a look-up had to walk the tables, or would have had to.
     pub fn misses(&self) -> u64 {
-        self.slot.state.lock().misses
+        self.slot.begin().misses
     }
 
     /// The translations that the IOTLB keeps, in the order of their IOVAs.
     pub fn cached(&self) -> Vec<MappedRun> {
-        self.slot.state.lock().spans.runs()
+        self.slot.begin().spans.runs()
     }
 
     /// [`access`](Self::access) where more than one span may answer, or none.
@@ -299,7 +299,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
         access: FaultAccess,
         each: &mut impl FnMut(Span<A>) -> Result<(), E>,
     ) -> Result<(), Ended<E>> {
-        let mut state = self.slot.state.lock();
+        let mut state = self.slot.begin();
         loop {
             let run = state.translate(*rest, access).map_err(Ended::Refused)?;
             let offset = rest.start().get() - run.range.start().get();

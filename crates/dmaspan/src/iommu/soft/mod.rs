@@ -10,9 +10,12 @@
 //! - **A miss is one walk.** The walk joins leaves to the longest contiguous span around the
 //!   address, whatever sizes they have, and the span is what the device's IOTLB keeps.
 //! - **Nothing is stale behind a sync.** An access runs under the lock of its device's IOTLB, from
-//!   the look-up to the last byte. An invalidation takes each of these locks in turn and cuts what
-//!   it names out of the spans. So it returns when no access through an old translation is under
-//!   way, and safe code cannot have a device model touch memory that was given back.
+//!   the look-up to the last byte. An invalidation cuts what it names out of the spans, or has
+//!   device models that are in an access do so before their next one. It returns when no access
+//!   through an old translation is under way, so safe code cannot have a device model touch memory
+//!   that was given back.
+//! - **An invalidation waits for no access that begins after it**, however many device models do
+//!   one after the other without a pause. It fails only where a single access does not end.
 //! - **Tables are walked only for their own domain.** Before that begins, after it has ended, and
 //!   where the hooks were given to the domain of another table, every access is a fault.
 //! - **Absent entries are not kept**, so a mapping needs no sync, and a permission that a kept span
@@ -97,6 +100,7 @@ mod stream;
 use alloc::sync::Arc;
 use core::fmt;
 use core::marker::PhantomData;
+use core::mem;
 
 pub use bus::{Bus, BusError};
 pub use device::{AccessFailed, AccessFault, SoftDevice};
@@ -109,7 +113,7 @@ use crate::addr::{Address, PhysAddr};
 use crate::io_pgtable::view::View;
 use crate::io_pgtable::{Arena, Format, PageTable, TableMemory, TableRoot};
 use crate::promise::Promise;
-use slot::{Phase, Route, Slot, Walks, wait_for};
+use slot::{Models, Phase, Route, Slot, Ticket, Walks};
 
 /// A software IOMMU: the hooks of a domain, and what device models translate by.
 ///
@@ -121,11 +125,12 @@ use slot::{Phase, Route, Slot, Walks, wait_for};
 ///
 /// # Context
 ///
-/// An invalidation waits for accesses that are under way, and accesses for an invalidation that
-/// looks at their IOTLB, which is short. A device model that unmaps and syncs in the middle of an
-/// access waits for itself, and so do two that wait for each other: the invalidation then gives up,
-/// as [`TryAgain`] says, and what was unmapped stays out of use until a later sync. In a kernel
-/// whose interrupts unmap, accesses run with interrupts off.
+/// An invalidation waits for accesses that are under way, and nobody waits for that: neither
+/// accesses nor other invalidations nor new device models. A device model that unmaps and syncs in
+/// the middle of an access waits for itself, and so do two that wait for each other: the
+/// invalidation then gives up on the access, as [`TryAgain`] says, and what was unmapped stays out
+/// of use until a later sync. In a kernel whose interrupts use device models, or unmap, accesses
+/// and syncs run with interrupts off.
 pub struct SoftIommu<F: Format, M: TableMemory<F::Word> = Arena, A = PhysAddr> {
     walks: Arc<Walks<F, M>>,
     again: TryAgain,
@@ -173,8 +178,10 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// The same with another way to wait for accesses that are under way. Set it before the domain
     /// gets its clone.
     ///
-    /// The one that is there at first spins, and gives up after some tenths of a second. In a
-    /// process, where an access may take long, one that sleeps is better:
+    /// It is asked between looks at one access of one device model, and how often it goes on is the
+    /// bound of that: an invalidation fails where that access did not end, and no number of accesses
+    /// that do end makes it fail. The one that is there at first spins, and gives up after some
+    /// seconds. In a process, where an access may take long, one that sleeps is better:
     ///
     /// ```
     /// use std::time::Duration;
@@ -199,38 +206,34 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
         let device = SoftDevice::new(stream);
         let mut slots = self.walks.slots.lock();
         // Without memory for it, and once the domain has ended, the device stays blocked.
-        if slots.phase != Phase::Ended && slots.add(device.slot()).is_ok() {
+        if slots.phase != Phase::Ended && slots.models.add(device.slot()).is_ok() {
             let tables = Route::Tables(Arc::clone(&self.walks));
             device.slot().state.lock().change(tables);
         }
         device
     }
 
-    /// Calls `change` with what each device model has, when it is in no access.
-    fn each(
-        &self,
-        slots: &slot::Slots<F, M>,
-        mut change: impl FnMut(&Slot<F, M>, &mut slot::State<F, M>),
-    ) -> Result<(), HardwareError> {
-        for slot in slots.iter() {
-            change(slot, &mut *wait_for(&slot.state, self.again)?);
-        }
-        Ok(())
+    /// Waits until the device models before the number `end` have done what they were asked.
+    fn wait(&self, ticket: Ticket, end: u64) -> Result<(), HardwareError> {
+        let wait = |slot: &Slot<F, M>| slot.wait(ticket, self.again);
+        slot::each(&self.walks.slots, |slots| &slots.models, end, wait)
     }
 }
 
 #[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
 // SAFETY:
 // 1. A translation is kept and used under its slot's lock alone, and found by a walk under it. An
-//    invalidation takes the lock of each slot that was given these tables and removes what its
-//    scope names, of all sizes. So when it returns, what it named is in no IOTLB, no access that
-//    used it is under way, and no walk that began before is: there is no other cache. Locks order
-//    the CPU's stores before the walks that come later.
-// 2. `detach` forbids walks first, then waits for those under way, and blocks every slot. No slot
-//    is given the tables afterwards, since the phase is looked at under the lock of the slots.
+//    invalidation has each slot that was given these tables remove what its scope names, of all
+//    sizes: it does that itself under the lock, or the device model does, under the lock and before
+//    it looks anything up. It returns when that is done. So what it named is in no IOTLB then, no
+//    access that used it is under way, and no walk that began before is: there is no other cache.
+//    Locks order the CPU's stores before the walks that come later.
+// 2. `detach` forbids walks first, then has every slot forget everything, which it waits for as
+//    above. No slot is given the tables afterwards, since the phase is looked at under the lock of
+//    the slots.
 // 3. A root is set under the lock under which it was asked for. A walk that began at an older one
 //    holds the lock of its slot; one that begins after a later invalidation sees the newer one,
-//    as that had the lock in between.
+//    as that had the lock in between, or left its wish after it.
 // 4. `Address` is what device models are given, and they are given nothing else: those of a domain
 //    of other addresses have other `Walks`.
 // Tables are walked only after `begin`, whose caller promises that the hooks are those of the
@@ -240,7 +243,7 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
     type Address = A;
 
     fn begin(&self, _promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError> {
-        let mut slots = wait_for(&self.walks.slots, self.again)?;
+        let mut slots = self.walks.slots.lock();
         if slots.phase != Phase::Made || !self.walks.view().is_of(root) {
             let what = "the software IOMMU is over another table, or its domain has ended";
             return Err(HardwareError { what, status: 0 });
@@ -251,12 +254,14 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
     }
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
-        // One lock for all invalidations: each looks at every device model.
-        let slots = wait_for(&self.walks.slots, self.again)?;
-        self.each(&slots, |_, state| match what.scope {
-            Scope::All => state.spans.clear(),
-            Scope::Ranges(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
-        })
+        let mut ticket = None;
+        let end = {
+            let slots = self.walks.slots.lock();
+            // Each of them, before any is waited for.
+            slots.models.iter().for_each(|slot| slot.forget(what.scope, &mut ticket));
+            slots.models.end()
+        };
+        ticket.map_or(Ok(()), |ticket| self.wait(ticket, end))
     }
 
     fn root_changed(
@@ -264,21 +269,23 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
         _promise: Promise<'_>,
         current: &dyn Fn() -> (PhysAddr, u32),
     ) -> Result<(), HardwareError> {
-        let _one_at_a_time = wait_for(&self.walks.slots, self.again)?;
+        let _one_at_a_time = self.walks.slots.lock();
         let (root, level) = current();
         self.walks.view().begin_at(root, level);
         Ok(())
     }
 
     fn detach(&self) -> Result<(), HardwareError> {
-        let mut slots = wait_for(&self.walks.slots, self.again)?;
-        self.walks.set_phase(&mut slots, Phase::Ended);
-        self.each(&slots, |_, state| {
-            if state.route().is_through(&self.walks) {
-                state.change(Route::Blocked);
-            }
-        })?;
-        slots.clear();
+        let (ticket, end) = {
+            let mut slots = self.walks.slots.lock();
+            self.walks.set_phase(&mut slots, Phase::Ended);
+            let ticket = Ticket::draw();
+            slots.models.iter().for_each(|slot| slot.ask_to_forget(Scope::All, ticket));
+            (ticket, slots.models.end())
+        };
+        self.wait(ticket, end)?;
+        let models = mem::replace(&mut self.walks.slots.lock().models, Models::new());
+        drop(models);
         Ok(())
     }
 
@@ -308,8 +315,9 @@ impl<F: Format, M: TableMemory<F::Word>, A> Clone for SoftIommu<F, M, A> {
 impl<F: Format, M: TableMemory<F::Word>, A> fmt::Debug for SoftIommu<F, M, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("SoftIommu");
-        // An invalidation holds the lock while it waits, and may be what is written about.
-        let known = self.walks.slots.try_lock().map(|slots| (slots.phase, slots.iter().count()));
+        // Whoever has the lock may be what was interrupted for this.
+        let known =
+            self.walks.slots.try_lock().map(|slots| (slots.phase, slots.models.iter().count()));
         if let Some((phase, devices)) = known {
             fields.field("phase", &phase).field("devices", &devices);
         }

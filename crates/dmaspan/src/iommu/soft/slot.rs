@@ -3,49 +3,106 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
 
 use lock_api::{Mutex, MutexGuard};
 
 use super::spans::{Needs, Spans};
 use crate::addr::{Iova, PhysAddr};
-use crate::atomic::{AtomicBool, Ordering};
+use crate::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::io_pgtable::view::{NoRun, View};
 use crate::io_pgtable::{Format, MappedRun, TableMemory};
 use crate::iommu::fault::{FaultAccess, FaultReason};
-use crate::iommu::ops::HardwareError;
+use crate::iommu::gather::Gather;
+use crate::iommu::ops::{HardwareError, Scope};
 use crate::platform::Flag;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
-/// Asked before a software IOMMU tries again to end what a device model is in the middle of, with
-/// the number of tries before: it passes some time, and says whether to go on.
+/// Asked before a software IOMMU looks again whether an access of a device model has ended, with the
+/// number of looks at this one access before: it passes some time, and says whether to go on.
 pub type TryAgain = fn(tries: u64) -> bool;
 
-/// Spins, and gives up after some tenths of a second.
+/// Spins, and gives up on an access after some seconds.
 pub(super) fn spin(tries: u64) -> bool {
     crate::atomic::spin_loop();
-    tries < 1 << 24
+    tries < 1 << 26
 }
 
-/// Locks what a device model may hold as long as an access takes.
-pub(super) fn wait_for<T>(
-    lock: &Mutex<Flag, T>,
-    again: TryAgain,
-) -> Result<MutexGuard<'_, Flag, T>, HardwareError> {
-    let mut tries = 0;
+/// Which of two wishes came first.
+#[derive(Clone, Copy)]
+pub(super) struct Ticket(u64);
+
+/// Later than every [`Ticket`].
+const NO_WISH: u64 = u64::MAX;
+
+impl Ticket {
+    /// The next one. Those who may wish something of the same device models draw it under a lock.
+    pub(super) fn draw() -> Self {
+        static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Device models in the order in which they came, by numbers that they keep: so that somebody comes
+/// by all of them who does not hold the lock of the list all the while.
+pub(super) struct Models<F: Format, M: TableMemory<F::Word>> {
+    list: Vec<(u64, Arc<Slot<F, M>>)>,
+    next: u64,
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Models<F, M> {
+    pub(super) const fn new() -> Self {
+        Self { list: Vec::new(), next: 0 }
+    }
+
+    /// Enters a device model, and lets go of those that are gone.
+    pub(super) fn add(&mut self, slot: &Arc<Slot<F, M>>) -> Result<(), HardwareError> {
+        self.list.retain(|(_, other)| !other.gone.load(Ordering::Relaxed));
+        if self.iter().any(|other| Arc::ptr_eq(other, slot)) {
+            return Ok(());
+        }
+        let no_memory = HardwareError { what: "no memory to keep track of a device", status: 0 };
+        self.list.try_reserve(1).map_err(|_| no_memory)?;
+        self.list.push((self.next, Arc::clone(slot)));
+        self.next += 1;
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, slot: &Arc<Slot<F, M>>) {
+        self.list.retain(|(_, other)| !Arc::ptr_eq(other, slot));
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Slot<F, M>>> {
+        self.list.iter().map(|(_, slot)| slot)
+    }
+
+    /// What the next one that comes will have for its number.
+    pub(super) fn end(&self) -> u64 {
+        self.next
+    }
+
+    /// The first one with a number of `number` or more.
+    fn from(&self, number: u64) -> Option<(u64, Arc<Slot<F, M>>)> {
+        let at = self.list.partition_point(|&(other, _)| other < number);
+        self.list.get(at).cloned()
+    }
+}
+
+/// Calls `with` with each device model of a list that came before the number `end`, without the
+/// lock of the list: what takes long is in nobody's way.
+pub(super) fn each<F: Format, M: TableMemory<F::Word>, L>(
+    lock: &Mutex<Flag, L>,
+    models: impl Fn(&L) -> &Models<F, M>,
+    end: u64,
+    mut with: impl FnMut(&Slot<F, M>) -> Result<(), HardwareError>,
+) -> Result<(), HardwareError> {
+    let mut number = 0;
     loop {
-        // Looked at first: an exchange takes the line from the device model each time.
-        if !lock.is_locked()
-            && let Some(guard) = lock.try_lock()
-        {
-            return Ok(guard);
-        }
-        if !again(tries) {
-            let what = "a device model did not end its access, so that the software IOMMU cannot \
-                        forget what it uses";
-            return Err(HardwareError { what, status: tries });
-        }
-        tries += 1;
+        let found = models(&lock.lock()).from(number);
+        let Some((at, slot)) = found.filter(|&(at, _)| at < end) else { return Ok(()) };
+        with(&slot)?;
+        number = at + 1;
     }
 }
 
@@ -54,13 +111,17 @@ pub(super) struct Walks<F: Format, M: TableMemory<F::Word>> {
     view: View<F, M>,
     /// Whether the tables may be walked: between the begin of their domain and its end.
     serves: AtomicBool,
+    /// Whether that has ended, so that they never will be again.
+    ended: AtomicBool,
     pub(super) slots: Mutex<Flag, Slots<F, M>>,
 }
 
-/// The device models of a domain.
+/// The device models of a domain. The lock around them is held for a few steps at each, and by
+/// nobody who waits.
 pub(super) struct Slots<F: Format, M: TableMemory<F::Word>> {
     pub(super) phase: Phase,
-    list: Vec<Arc<Slot<F, M>>>,
+    /// Those that an invalidation reaches.
+    pub(super) models: Models<F, M>,
 }
 
 /// What became of a software IOMMU.
@@ -74,39 +135,11 @@ pub(super) enum Phase {
     Ended,
 }
 
-impl<F: Format, M: TableMemory<F::Word>> Slots<F, M> {
-    /// Enters a device model, which an invalidation reaches from now on, and lets go of those that
-    /// are gone.
-    pub(super) fn add(&mut self, slot: &Arc<Slot<F, M>>) -> Result<(), HardwareError> {
-        self.list.retain(|other| !other.gone.load(Ordering::Relaxed));
-        if self.list.iter().any(|other| Arc::ptr_eq(other, slot)) {
-            return Ok(());
-        }
-        let no_memory = HardwareError { what: "no memory to keep track of a device", status: 0 };
-        self.list.try_reserve(1).map_err(|_| no_memory)?;
-        self.list.push(Arc::clone(slot));
-        Ok(())
-    }
-
-    /// Forgets a device model, which does not walk these tables any more.
-    pub(super) fn remove(&mut self, slot: &Arc<Slot<F, M>>) {
-        self.list.retain(|other| !Arc::ptr_eq(other, slot));
-    }
-
-    /// Those that there are.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Slot<F, M>>> {
-        self.list.iter()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.list.clear();
-    }
-}
-
 impl<F: Format, M: TableMemory<F::Word>> Walks<F, M> {
     pub(super) fn new(view: View<F, M>) -> Self {
-        let slots = Slots { phase: Phase::Made, list: Vec::new() };
-        Self { view, serves: AtomicBool::new(false), slots: Mutex::new(slots) }
+        let slots = Slots { phase: Phase::Made, models: Models::new() };
+        let [serves, ended] = [false; 2].map(AtomicBool::new);
+        Self { view, serves, ended, slots: Mutex::new(slots) }
     }
 
     pub(super) fn view(&self) -> &View<F, M> {
@@ -117,6 +150,7 @@ impl<F: Format, M: TableMemory<F::Word>> Walks<F, M> {
     pub(super) fn set_phase(&self, slots: &mut Slots<F, M>, phase: Phase) {
         slots.phase = phase;
         self.serves.store(phase == Phase::Serves, Ordering::Release);
+        self.ended.store(phase == Phase::Ended, Ordering::Release);
     }
 
     /// The run that a device's access begins in, in one walk. The access to all of `range` has yet
@@ -152,6 +186,11 @@ pub(super) enum Route<F: Format, M: TableMemory<F::Word>> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Route<F, M> {
+    /// Whether it goes through tables that their domain has taken away.
+    fn has_ended(&self) -> bool {
+        matches!(self, Self::Tables(walks) if walks.ended.load(Ordering::Acquire))
+    }
+
     /// Whether it goes through these tables.
     pub(super) fn is_through(&self, walks: &Arc<Walks<F, M>>) -> bool {
         matches!(self, Self::Tables(own) if Arc::ptr_eq(own, walks))
@@ -169,12 +208,33 @@ impl<F: Format, M: TableMemory<F::Word>> Clone for Route<F, M> {
 }
 
 /// One device model.
+///
+/// An access holds the lock of the state, as long as the device model takes for it, so everybody
+/// else only tries that. Who finds it taken leaves a wish. Before its next access the device model
+/// fulfils the wishes that there are, and if it begins none, whoever waits does. So a wait is for
+/// one access, which began before, however many come behind it.
 pub(super) struct Slot<F: Format, M: TableMemory<F::Word>> {
     /// Held while the device model walks or uses what it found, so that whoever holds it knows that
     /// no access is under way.
     pub(super) state: Mutex<Flag, State<F, M>>,
+    /// The ticket of the oldest wish that is left, or [`NO_WISH`].
+    since: AtomicU64,
+    /// Held for a few steps alone.
+    wishes: Mutex<Flag, Wishes<F, M>>,
     /// Whether there is no device model any more.
     pub(super) gone: AtomicBool,
+}
+
+/// What a device model does before its next access.
+struct Wishes<F: Format, M: TableMemory<F::Word>> {
+    /// It forgets these ranges, or everything.
+    forget: [IovaRange; Gather::<()>::MAX_RANGES],
+    /// How many ranges there are. More than there is room for are everything.
+    count: usize,
+    /// It goes elsewhere.
+    route: Option<Route<F, M>>,
+    /// By which change of its stream it was last told to.
+    change: u64,
 }
 
 /// What only the holder of a slot's lock has.
@@ -187,7 +247,134 @@ pub(super) struct State<F: Format, M: TableMemory<F::Word>> {
 impl<F: Format, M: TableMemory<F::Word>> Slot<F, M> {
     pub(super) fn new(route: Route<F, M>) -> Self {
         let state = State { spans: Spans::default(), route, misses: 0 };
-        Self { state: Mutex::new(state), gone: AtomicBool::new(false) }
+        let forget = [IovaRange::ALL; Gather::<()>::MAX_RANGES];
+        let wishes = Wishes { forget, count: 0, route: None, change: 0 };
+        Self {
+            state: Mutex::new(state),
+            since: AtomicU64::new(NO_WISH),
+            wishes: Mutex::new(wishes),
+            gone: AtomicBool::new(false),
+        }
+    }
+
+    /// The state, for an access or what is as short: with all wishes fulfilled.
+    #[inline(always)]
+    pub(super) fn begin(&self) -> MutexGuard<'_, Flag, State<F, M>> {
+        let state = self.state.lock();
+        if self.has_wishes() { self.begin_asked(state) } else { state }
+    }
+
+    #[cold]
+    fn begin_asked<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, Flag, State<F, M>>,
+    ) -> MutexGuard<'a, Flag, State<F, M>> {
+        while self.has_wishes() {
+            let released = self.heed(&mut state);
+            drop(state);
+            // May be the last to have the memory of the tables: not under the lock.
+            drop(released);
+            state = self.state.lock();
+        }
+        state
+    }
+
+    #[inline(always)]
+    fn has_wishes(&self) -> bool {
+        self.since.load(Ordering::Acquire) != NO_WISH
+    }
+
+    /// Enters a wish, under the lock of them.
+    fn enter(&self, ticket: Ticket) {
+        let since = self.since.load(Ordering::Relaxed);
+        self.since.store(since.min(ticket.0), Ordering::Release);
+    }
+
+    /// Fulfils all wishes. Returns the way that accesses went before.
+    fn heed(&self, state: &mut State<F, M>) -> Option<Route<F, M>> {
+        let mut wishes = self.wishes.lock();
+        let count = mem::take(&mut wishes.count);
+        match wishes.forget.get(..count) {
+            Some(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
+            None => state.spans.clear(),
+        }
+        let blocked = || state.route.has_ended().then_some(Route::Blocked);
+        let route = wishes.route.take().or_else(blocked);
+        self.since.store(NO_WISH, Ordering::Release);
+        route.map(|route| state.change(route))
+    }
+
+    /// Has the device model forget what `scope` names before its next access.
+    pub(super) fn ask_to_forget(&self, scope: Scope<'_>, ticket: Ticket) {
+        let mut wishes = self.wishes.lock();
+        let count = wishes.count;
+        wishes.count = match scope {
+            Scope::Ranges(ranges) => {
+                match wishes.forget.get_mut(count..count.saturating_add(ranges.len())) {
+                    Some(places) => {
+                        places.copy_from_slice(ranges);
+                        count + ranges.len()
+                    }
+                    None => usize::MAX,
+                }
+            }
+            Scope::All => usize::MAX,
+        };
+        self.enter(ticket);
+    }
+
+    /// Has it go elsewhere before its next access, unless a later change of its stream has.
+    pub(super) fn ask_to_go(&self, route: Route<F, M>, change: u64, ticket: Ticket) {
+        let mut wishes = self.wishes.lock();
+        let superseded = if change < wishes.change {
+            Some(route)
+        } else {
+            wishes.change = change;
+            self.enter(ticket);
+            wishes.route.replace(route)
+        };
+        drop(wishes);
+        drop(superseded);
+    }
+
+    /// Has it forget what `scope` names: now, or before its next access, which is to be waited for
+    /// with the ticket.
+    pub(super) fn forget(&self, scope: Scope<'_>, ticket: &mut Option<Ticket>) {
+        // Looked at first: an exchange takes the line from the device model each time.
+        if !self.state.is_locked()
+            && let Some(mut state) = self.state.try_lock()
+            && !self.has_wishes()
+        {
+            match scope {
+                Scope::All => state.spans.clear(),
+                Scope::Ranges(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
+            }
+            return;
+        }
+        self.ask_to_forget(scope, *ticket.get_or_insert_with(Ticket::draw));
+    }
+
+    /// Waits until all is fulfilled that was wished with tickets up to this: for the access that is
+    /// under way, and no other.
+    pub(super) fn wait(&self, ticket: Ticket, again: TryAgain) -> Result<(), HardwareError> {
+        let mut tries = 0;
+        while self.since.load(Ordering::Acquire) <= ticket.0 {
+            if !self.state.is_locked()
+                && let Some(mut state) = self.state.try_lock()
+            {
+                let released = self.heed(&mut state);
+                drop(state);
+                drop(released);
+                break;
+            }
+            if !again(tries) {
+                let what = "a device model did not end its access, so that the software IOMMU \
+                            cannot forget what it uses";
+                return Err(HardwareError { what, status: tries });
+            }
+            tries += 1;
+        }
+        Ok(())
     }
 }
 
@@ -195,12 +382,7 @@ impl<F: Format, M: TableMemory<F::Word>> State<F, M> {
     /// Lets accesses go elsewhere, from the next one on.
     pub(super) fn change(&mut self, route: Route<F, M>) -> Route<F, M> {
         self.spans.clear();
-        core::mem::replace(&mut self.route, route)
-    }
-
-    /// Where accesses go.
-    pub(super) fn route(&self) -> &Route<F, M> {
-        &self.route
+        mem::replace(&mut self.route, route)
     }
 
     /// The span of memory that the access to `range` begins in.

@@ -1,16 +1,14 @@
 //! A [`SoftStream`] is a device of software that is attached to domains, one after the other.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
-use core::fmt;
+use core::{fmt, mem};
 
 use lock_api::Mutex;
 
 use super::SoftIommu;
 use super::device::{Named, SoftDevice};
-use super::slot::{Phase, Route, Slot, TryAgain, spin, wait_for};
+use super::slot::{self, Models, Phase, Route, Slot, Ticket, TryAgain, spin};
 use crate::addr::Address;
-use crate::atomic::Ordering;
 use crate::io_pgtable::{Format, TableMemory};
 use crate::iommu::attach::{AllMemory, DomainOf, Incompatible, PagingDomain, Port};
 use crate::iommu::fault::FaultHook;
@@ -38,13 +36,15 @@ type RoutedOf<D> = Mutex<Flag, Routed<<D as PagingDomain>::Format, <D as PagingD
 /// Where accesses go, and whose.
 struct Routed<F: Format, M: TableMemory<F::Word>> {
     route: Route<F, M>,
-    slots: Vec<Arc<Slot<F, M>>>,
+    models: Models<F, M>,
+    /// How often the route changed.
+    changes: u64,
 }
 
 impl<D: PagingDomain> SoftStream<D> {
     /// A stream with that number and those regions, blocked.
     pub fn new(stream: u32, regions: ReservedRegions) -> Self {
-        let routed = Routed { route: Route::Blocked, slots: Vec::new() };
+        let routed = Routed { route: Route::Blocked, models: Models::new(), changes: 0 };
         let named = Arc::new(Named { stream, faults: FaultHook::new() });
         let (regions, routed) = (Arc::new(regions), Arc::new(Mutex::new(routed)));
         Self { named, regions, routed, again: spin }
@@ -69,19 +69,17 @@ where
     pub fn device(&self) -> SoftDevice<F, M, A> {
         let device = SoftDevice::of(Arc::clone(&self.named));
         let mut routed = self.routed.lock();
-        routed.slots.retain(|slot| !slot.gone.load(Ordering::Relaxed));
-        routed.slots.push(Arc::clone(device.slot()));
         // What the stream was given goes on to be what it has. Where there is no memory for it the
         // device stays blocked.
         let route = routed.route.clone();
         let is_known = match &route {
             Route::Tables(walks) => {
                 let mut slots = walks.slots.lock();
-                slots.phase != Phase::Ended && slots.add(device.slot()).is_ok()
+                slots.phase != Phase::Ended && slots.models.add(device.slot()).is_ok()
             }
             Route::Blocked | Route::Pass => true,
         };
-        if is_known {
+        if routed.models.add(device.slot()).is_ok() && is_known {
             device.slot().state.lock().change(route);
         }
         device
@@ -89,39 +87,49 @@ where
 
     /// Lets every device model of the stream go to `route`, each when it is in no access.
     fn change(&self, route: Route<F, M>) -> Result<(), HardwareError> {
-        let again = self.again;
-        let mut routed = wait_for(&self.routed, again)?;
-        routed.slots.retain(|slot| !slot.gone.load(Ordering::Relaxed));
-        if let Route::Tables(walks) = &route {
-            let mut slots = wait_for(&walks.slots, again)?;
-            if slots.phase != Phase::Serves {
-                let what = "the hooks of the domain have let go of its tables";
-                return Err(HardwareError { what, status: 0 });
+        let (former, change, ticket, end) = {
+            let mut routed = self.routed.lock();
+            if let Route::Tables(walks) = &route {
+                let mut slots = walks.slots.lock();
+                if slots.phase != Phase::Serves {
+                    let what = "the hooks of the domain have let go of its tables";
+                    return Err(HardwareError { what, status: 0 });
+                }
+                routed.models.iter().try_for_each(|slot| slots.models.add(slot))?;
             }
-            routed.slots.iter().try_for_each(|slot| slots.add(slot))?;
+            routed.changes += 1;
+            let former = mem::replace(&mut routed.route, route.clone());
+            (former, routed.changes, Ticket::draw(), routed.models.end())
+        };
+        let each = |with: &dyn Fn(&Slot<F, M>) -> Result<(), HardwareError>| {
+            slot::each(&self.routed, |routed| &routed.models, end, with)
+        };
+        each(&|slot| {
+            slot.ask_to_go(route.clone(), change, ticket);
+            Ok(())
+        })?;
+        each(&|slot| slot.wait(ticket, self.again))?;
+        // Nobody goes through the former tables any more, unless a later change has led there.
+        let routed = self.routed.lock();
+        if let Route::Tables(walks) = &former
+            && !routed.route.is_through(walks)
+        {
+            let mut slots = walks.slots.lock();
+            routed.models.iter().for_each(|slot| slots.models.remove(slot));
         }
-        for slot in &routed.slots {
-            let mut state = wait_for(&slot.state, again)?;
-            let former = state.change(route.clone());
-            drop(state);
-            if let Route::Tables(former) = former
-                && !route.is_through(&former)
-            {
-                former.slots.lock().remove(slot);
-            }
-        }
-        routed.route = route;
         Ok(())
     }
 }
 
 #[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
 // SAFETY:
-// 1., 2. A device model uses what it reaches under its slot's lock alone. A change takes that lock
-//    of every device model of the stream, and a later one gets what the stream has, by the lock of
-//    the stream: when a hook returns `Ok`, only what it asked for is used.
+// 1., 2. A device model uses what it reaches under its slot's lock alone. A change has every device
+//    model of the stream go elsewhere, under that lock and before it looks anything up, and waits
+//    until each has. A later one gets what the stream has, by the lock of the stream: when a hook
+//    returns `Ok`, only what it asked for is used, or what a hook beside it did that came later.
 // 3. A hook that fails has changed some of the device models, or none: each has what the stream
-//    had, or what was asked for. Nothing else gives them anything.
+//    had, or what was asked for, and that only from the end of its access on. Nothing else gives
+//    them anything.
 // 4. Each device model is entered among those of the domain's hooks before it is given the tables,
 //    so that their promises are kept to it; hooks that have let go of the tables are refused.
 unsafe impl<D, F, M, A> Port for SoftStream<D>

@@ -4,6 +4,8 @@
 extern crate alloc;
 
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
+use alloc::vec::Vec;
 use core::alloc::Layout;
 use core::fmt;
 use core::num::NonZeroUsize;
@@ -36,8 +38,24 @@ pub struct DeviceOps<L: RawMutex> {
 /// What handles stand for, by the address of the device.
 #[derive(Default)]
 struct Held {
-    mappings: BTreeMap<u64, Mapping>,
+    /// By their lengths, too.
+    mappings: BTreeMap<(u64, u64), Mappings>,
     memory: BTreeMap<u64, Coherent>,
+}
+
+/// Mappings of one address and one length, one of each direction. Without an IOMMU a buffer has one
+/// address however often it is mapped, and the end of a handle says no direction, so that all end
+/// with the last handle. What has an address of its own is alone.
+struct Mappings {
+    first: Mapping,
+    others: Vec<Mapping>,
+    handles: usize,
+}
+
+impl Mappings {
+    fn all(&self) -> impl Iterator<Item = &Mapping> {
+        core::iter::once(&self.first).chain(&self.others)
+    }
 }
 
 impl<L: RawMutex> fmt::Debug for DeviceOps<L> {
@@ -67,7 +85,7 @@ impl<L: RawMutex> DeviceOps<L> {
     /// dropped are leaks.
     pub fn live(&self) -> (usize, usize) {
         let held = self.held.lock();
-        (held.mappings.len(), held.memory.len())
+        (held.mappings.values().map(|of| of.handles).sum(), held.memory.len())
     }
 
     fn alloc(&self, constraints: DmaConstraints, layout: Layout) -> Option<DmaAllocHandle> {
@@ -102,22 +120,38 @@ impl<L: RawMutex> DeviceOps<L> {
         let mapping = self.device.map_single_with(memory.into(), direction, attrs)?;
         let addr = mapping.addr();
         let mut held = self.held.lock();
-        if held.mappings.contains_key(&addr.get()) {
-            drop(held);
-            // Without an IOMMU a buffer has one address however often it is mapped, and handles
-            // could not be told apart.
-            let _unmapped = self.device.unmap(mapping)?;
-            return Err(Error::NotMapped { addr });
+        match held.mappings.entry((addr.get(), mapping.len())) {
+            Entry::Vacant(none) => {
+                none.insert(Mappings { first: mapping, others: Vec::new(), handles: 1 });
+            }
+            Entry::Occupied(of) => {
+                let of = of.into_mut();
+                of.handles += 1;
+                if of.all().all(|known| known.direction() != direction) {
+                    of.others.push(mapping);
+                } else {
+                    drop(held);
+                    let _unmapped = self.device.unmap(mapping)?;
+                }
+            }
         }
-        held.mappings.insert(addr.get(), mapping);
         Ok(addr.get())
     }
 
-    fn unmap(&self, addr: u64) -> Result<(), Error> {
-        let mapping = self.held.lock().mappings.remove(&addr);
-        let addr = DmaAddr::new(addr);
-        let _unmapped = self.device.unmap(mapping.ok_or(Error::NotMapped { addr })?)?;
-        Ok(())
+    fn unmap(&self, handle: &DmaMapHandle) -> Result<(), Error> {
+        let addr = DmaAddr::new(handle.dma_addr().as_u64());
+        let mut held = self.held.lock();
+        let Entry::Occupied(mut of) = held.mappings.entry((addr.get(), handle.size() as u64)) else {
+            return Err(Error::NotMapped { addr });
+        };
+        of.get_mut().handles -= 1;
+        if of.get().handles > 0 {
+            return Ok(());
+        }
+        let Mappings { first, others, .. } = of.remove();
+        drop(held);
+        let unmap = |mapping| self.device.unmap(mapping).map(drop).map_err(|failed| failed.error);
+        others.into_iter().fold(unmap(first), |ended, other| unmap(other).and(ended))
     }
 
     /// Syncs bytes of a mapping, by a function of the device.
@@ -125,11 +159,14 @@ impl<L: RawMutex> DeviceOps<L> {
         &self,
         handle: &DmaMapHandle,
         bytes: (usize, usize),
+        direction: DmaDirection,
         sync: fn(&Device, &Mapping, u64, u64) -> Result<(), Error>,
     ) {
         let (addr, (offset, len)) = (handle.dma_addr().as_u64(), bytes);
         let held = self.held.lock();
-        let synced = match held.mappings.get(&addr) {
+        let of = held.mappings.get(&(addr, handle.size() as u64));
+        let is_it = |mapping: &&Mapping| mapping.direction() == way(direction);
+        let synced = match of.and_then(|of| of.all().find(is_it)) {
             // No bytes: nothing is to be seen.
             _ if len == 0 => return,
             Some(mapping) => sync(&self.device, mapping, offset as u64, len as u64),
@@ -208,7 +245,7 @@ impl<L: RawMutex + Send + Sync + 'static> DmaOp for DeviceOps<L> {
     }
 
     unsafe fn unmap_streaming(&self, handle: DmaMapHandle) {
-        self.unmap(handle.dma_addr().as_u64()).unwrap_or_else(|error| self.settle(error));
+        self.unmap(&handle).unwrap_or_else(|error| self.settle(error));
     }
 
     // Coherent memory needs none.
@@ -221,10 +258,10 @@ impl<L: RawMutex + Send + Sync + 'static> DmaOp for DeviceOps<L> {
         handle: &DmaMapHandle,
         offset: usize,
         size: usize,
-        _: DmaDirection,
+        direction: DmaDirection,
         _: DmaCoherency,
     ) {
-        self.sync(handle, (offset, size), Device::sync_for_device);
+        self.sync(handle, (offset, size), direction, Device::sync_for_device);
     }
 
     fn sync_map_for_cpu(
@@ -232,9 +269,9 @@ impl<L: RawMutex + Send + Sync + 'static> DmaOp for DeviceOps<L> {
         handle: &DmaMapHandle,
         offset: usize,
         size: usize,
-        _: DmaDirection,
+        direction: DmaDirection,
         _: DmaCoherency,
     ) {
-        self.sync(handle, (offset, size), Device::sync_for_cpu);
+        self.sync(handle, (offset, size), direction, Device::sync_for_cpu);
     }
 }

@@ -1,17 +1,26 @@
 //! A device's accesses to mapped memory and beside it, and syncs.
 
-use dmaspan::{Direction, Iova, IovaRange, Prot};
+use std::sync::Arc;
+
+use dmaspan::iommu::SyncFor;
+use dmaspan::{Direction, Iova, IovaRange, Prot, Span};
 
 use super::event::Record;
 use super::intervals::Cut as _;
 use super::report::{FindingKind, Severity};
-use super::state::{State, Subject, Suspect, behind, memory};
+use super::state::{MappedPiece, State, Subject, Suspect, behind, memory};
+use super::turns::Turns;
 use crate::iotlb::AbsentEntries;
 use crate::walker::Access;
 
+/// A finding, and operations that led to it.
+type Wrong = (FindingKind, Subject, Vec<Record>);
+
 impl State {
     pub(super) fn dma(&mut self, range: IovaRange, access: Access, now: &Record) {
-        let mut left = Some(range);
+        let (own, next) = self.into_next(range, access).unzip();
+        let own = own.unwrap_or(range);
+        let mut left = Some(own);
         while let Some(gap) = left.and_then(|rest| self.mapped.gap(rest)) {
             let (kind, subject, before) = self.used(gap, access);
             let goes_on = kind.class() == Severity::Advice;
@@ -19,13 +28,30 @@ impl State {
             if !goes_on {
                 return;
             }
-            left = behind(subject.0, range);
+            left = behind(subject.0, own);
         }
-        self.expect_permission(range, access, now);
+        let wrong = self.forbidden(own, access).or(next);
+        let wrong = wrong.or_else(|| self.unsynced(own, access));
+        if let Some((kind, subject, before)) = wrong {
+            self.find(kind, subject, before, now);
+        }
+    }
+
+    /// The part of an access before it comes into another mapping than it began in, if it does.
+    fn into_next(&self, range: IovaRange, access: Access) -> Option<(IovaRange, Wrong)> {
+        let mut pieces = self.mapped.meeting(range);
+        let (first, from) = pieces.next()?;
+        let (next, into) = pieces.find(|(_, part)| part.of != from.of)?;
+        let last = next.start().get().checked_sub(1).map(Iova::new)?;
+        let own = IovaRange::new(range.start(), last)?;
+        let (mapping, used) = (self.whole(first), next.intersection(range)?);
+        let kind = FindingKind::IntoNext { access, mapping, next: self.whole(next) };
+        let before = vec![from.mapped.clone(), into.mapped.clone()];
+        Some((own, (kind, (used, memory_in(used, next, into)), before)))
     }
 
     /// What is wrong with an access to a gap, or at least with its first part.
-    fn used(&self, gap: IovaRange, access: Access) -> (FindingKind, Subject, Vec<Record>) {
+    fn used(&self, gap: IovaRange, access: Access) -> Wrong {
         let used = |piece: IovaRange| piece.intersection(gap).unwrap_or(piece);
         if let Some((range, stale)) = self.leaves.first(gap) {
             let (part, mut stale) = (used(range), stale.clone());
@@ -53,14 +79,14 @@ impl State {
         }
     }
 
-    /// Of a device, in what of a range is mapped.
-    fn expect_permission(&mut self, range: IovaRange, access: Access, now: &Record) {
+    /// What a mapping does not permit a device, in what of a range is mapped.
+    fn forbidden(&self, range: IovaRange, access: Access) -> Option<Wrong> {
         let announced = |piece: IovaRange, since: u64| {
             let told = |(_, number): (_, &u64)| *number > since;
             self.announced.gap(piece).is_none() && self.announced.meeting(piece).all(told)
         };
         let absent_cached = self.config.absent == AbsentEntries::Cached;
-        let bad = self.mapped.meeting(range).find_map(|(piece, part)| {
+        self.mapped.meeting(range).find_map(|(piece, part)| {
             let denied = !part.prot.contains(access.needs());
             let unannounced =
                 absent_cached && !announced(piece.intersection(range)?, part.mapped.number);
@@ -70,17 +96,31 @@ impl State {
                 () => return None,
             };
             Some((kind, (piece, memory(piece, part)), vec![part.mapped.clone()]))
-        });
-        if let Some((kind, subject, before)) = bad {
-            self.find(kind, subject, before, now);
-        }
+        })
+    }
+
+    /// What a device reads in slots that the CPU wrote to in the buffer and did not sync.
+    fn unsynced(&self, range: IovaRange, access: Access) -> Option<Wrong> {
+        let turns = self.turns.iter().filter(|_| access == Access::Read);
+        let in_pieces = |turns: &Arc<Turns>| {
+            self.mapped.meeting(range).find_map(|(piece, part)| {
+                let read = piece.intersection(range)?;
+                let slots = memory_in(read, piece, part)?;
+                let [slot, buffer] = turns.read(slots)?;
+                let at = read.start().wrapping_add(slot.paddr().get() - slots.paddr().get());
+                let at = IovaRange::from_len(at, slot.len()).ok()?;
+                let kind = FindingKind::MissingSync { buffer };
+                Some((kind, (at, Some(slot)), vec![part.mapped.clone()]))
+            })
+        };
+        turns.into_iter().find_map(in_pieces)
     }
 
     /// A sync; where the API knows it, of a mapping of these bytes in this direction.
     pub(super) fn sync(
         &mut self,
         range: IovaRange,
-        direction: Direction,
+        (turn, direction): (SyncFor, Direction),
         known: Option<(IovaRange, Direction)>,
         now: &Record,
     ) {
@@ -100,8 +140,21 @@ impl State {
             self.find(kind, subject, before, now);
         } else if !fits {
             self.find(FindingKind::SyncDirection { direction, prot }, subject, before, now);
+        } else if (turn, direction) == (SyncFor::Device, Direction::FromDevice) {
+            for (piece, part) in self.mapped.meeting(range) {
+                let synced = piece.intersection(range);
+                let slots = synced.and_then(|synced| memory_in(synced, piece, part));
+                slots.map(|slots| self.turns.iter().for_each(|turns| turns.given_back(slots)));
+            }
         }
     }
+}
+
+/// The memory that a part of a piece leads to.
+fn memory_in(within: IovaRange, piece: IovaRange, part: &MappedPiece) -> Option<Span> {
+    let mut part = part.clone();
+    part.advance(within.start().get() - piece.start().get());
+    memory(within, &part)
 }
 
 const fn access_of(direction: Direction) -> Prot {

@@ -26,6 +26,20 @@ pub enum Parts {
     Allow,
 }
 
+/// Says whether mappings side by side may be one buffer, so that an access may begin in one and end
+/// in another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Neighbours {
+    /// They may in the domain of a container, whose mappings are parts of a guest's memory, and
+    /// nowhere else.
+    #[default]
+    ByOwner,
+    /// They may not. What was asked for together, as a list or a reservation, is one mapping.
+    Apart,
+    /// They may.
+    Joined,
+}
+
 /// Says what happens with a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OnFinding {
@@ -46,6 +60,8 @@ pub struct SanitizerConfig {
     pub leaf_sizes: LeafSizes,
     /// Whether a part of a mapping may be unmapped.
     pub parts: Parts,
+    /// Whether an access may begin in one mapping and end in another.
+    pub neighbours: Neighbours,
     /// Whether devices are trusted with the rest of the granules that their buffers lie in.
     ///
     /// Of a device that is trusted, nothing is found where a neighbour of its buffer, on the same
@@ -74,6 +90,7 @@ impl Default for SanitizerConfig {
             absent: AbsentEntries::NotCached,
             leaf_sizes: LeafSizes::Named,
             parts: Parts::Report,
+            neighbours: Neighbours::ByOwner,
             trust: Trust::Trusted,
             granule_lg2: 12,
             mode: OnFinding::Collect,

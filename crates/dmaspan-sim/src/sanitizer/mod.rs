@@ -161,6 +161,7 @@ mod state;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod wrapper;
 
 use std::panic::Location;
@@ -172,12 +173,13 @@ use dmaspan::{Caller, Direction, Iova, IovaRange, Label, Prot, Span};
 use parking_lot::Mutex;
 
 use crate::walker::Access;
-pub use config::{LeafSizes, OnFinding, Parts, SanitizerConfig};
+pub use config::{LeafSizes, Neighbours, OnFinding, Parts, SanitizerConfig};
 pub use dmaspan::iommu::SyncFor;
 use event::Forget;
 pub use event::{Invalidating, Op, Origin, Outcome, Record, Where};
 pub use report::{Cached, Cause, Finding, FindingKind, Severity};
-use state::{MappedPiece, State};
+use state::{Asked, State};
+pub use turns::PoisonedPool;
 pub use wrapper::{Hardware, Sanitized, SanitizedList, SanitizedTables, Tracked};
 
 /// The sanitizer is told what happens, and finds what is wrong: see the [module](self).
@@ -193,6 +195,19 @@ pub struct Sanitizer {
 struct Shared {
     mode: OnFinding,
     state: Mutex<State>,
+}
+
+/// Prints the report to standard error where a panic drops it, as a test's own assertion does,
+/// unless everything in it was displayed before.
+impl Drop for Sanitizer {
+    fn drop(&mut self) {
+        if thread::panicking() && {
+            let state = self.shared.state.lock();
+            state.displayed < state.findings.len()
+        } {
+            eprintln!("{self}");
+        }
+    }
 }
 
 impl Default for Sanitizer {
@@ -229,8 +244,7 @@ impl Sanitizer {
     pub fn on_map(&self, range: IovaRange, spans: &[Span], prot: Prot) {
         let op = Op::Map { prot, first: spans.first().copied() };
         self.tell(op, Where::Range(range), |state, now| {
-            let mapped = MappedPiece { paddr: None, prot, mapped: now.clone() };
-            state.map(range, spans, &mapped);
+            state.map(range, spans, prot, now);
         });
     }
 
@@ -331,7 +345,9 @@ impl Sanitizer {
     #[track_caller]
     pub fn on_sync(&self, range: IovaRange, turn: SyncFor, direction: Direction) {
         let op = Op::Sync { turn, direction };
-        self.tell(op, Where::Range(range), |state, now| state.sync(range, direction, None, now));
+        self.tell(op, Where::Range(range), |state, now| {
+            state.sync(range, (turn, direction), None, now);
+        });
     }
 
     /// IOVAs go back to their owner, with what was mapped there and the tables of it.
@@ -374,8 +390,12 @@ impl Sanitizer {
     #[track_caller]
     pub fn on_event(&self, event: &Event<'_>) {
         match *event {
-            Event::Mapping { range, by } | Event::Unmapping { range, by } => {
-                self.shared.state.lock().asked(range, by);
+            Event::OneOwner => self.shared.state.lock().is_one_owners = true,
+            Event::Mapping { range, by } => {
+                self.shared.state.lock().asked(range, Asked { by, of: Some(range) });
+            }
+            Event::Unmapping { range, by } => {
+                self.shared.state.lock().asked(range, Asked { by, of: None });
             }
             Event::Bytes { range, granule_lg2 } => {
                 self.shared.state.lock().bytes(range, granule_lg2);
@@ -388,7 +408,7 @@ impl Sanitizer {
             Event::Sync { range, turn, direction, mapping, by } => {
                 let op = Op::Sync { turn, direction };
                 self.tell_of(Some(by), op, Where::Range(range), |state, now| {
-                    state.sync(range, direction, mapping, now);
+                    state.sync(range, (turn, direction), mapping, now);
                 });
             }
             Event::RefusedUnmap { range, by } => {
@@ -501,6 +521,7 @@ impl Sanitizer {
             let mut new = state.findings[known..].iter();
             let new = new.find(|found| found.class() == Severity::Error);
             if let Some(finding) = new.cloned() {
+                state.displayed = state.findings.len();
                 drop(state);
                 panic!("{finding}");
             }
@@ -542,7 +563,8 @@ impl fmt::Display for Sanitizer {
         errors.iter().chain(&advice).try_for_each(|finding| writeln!(f, "{finding}\n"))?;
         // Written without the lock: a writer may be behind a device that the sanitizer sees.
         let (left_out, events) = {
-            let state = self.shared.state.lock();
+            let mut state = self.shared.state.lock();
+            state.displayed = state.displayed.max(errors.len() + advice.len());
             (state.left_out().collect::<Vec<_>>(), state.number)
         };
         for (title, count) in left_out {

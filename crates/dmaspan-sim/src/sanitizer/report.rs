@@ -114,6 +114,15 @@ pub enum FindingKind {
         /// What it began in.
         mapping: IovaRange,
     },
+    /// A device began in a mapping and ran out of it, into another, so that no IOMMU refuses it.
+    IntoNext {
+        /// How.
+        access: Access,
+        /// What it began in.
+        mapping: IovaRange,
+        /// The mapping that it came into.
+        next: IovaRange,
+    },
     /// A device accessed what is not of a buffer, in a granule of it, so that no IOMMU refuses it.
     BesideMapping {
         /// How.
@@ -199,6 +208,12 @@ pub enum FindingKind {
         /// What the mapping permits.
         prot: Prot,
     },
+    /// A device read a bounced buffer that the CPU wrote and did not sync for it: found with a
+    /// [`PoisonedPool`](super::PoisonedPool).
+    MissingSync {
+        /// What the CPU wrote of the buffer.
+        buffer: Span,
+    },
     /// A mapping that nobody unmapped.
     Leak,
 }
@@ -226,6 +241,7 @@ impl FindingKind {
             Self::UseAfterFlush { .. } => "use after flush",
             Self::Unmapped { .. } => "DMA to nothing",
             Self::PastMapping { .. } => "DMA past the end of a mapping",
+            Self::IntoNext { .. } => "DMA into the next mapping",
             Self::BesideMapping { .. } => "DMA beside a buffer",
             Self::Denied { .. } => "DMA without permission",
             Self::Unannounced { .. } => "missing sync_map",
@@ -242,6 +258,7 @@ impl FindingKind {
             Self::PointlessFlush => "pointless flush",
             Self::SyncOutside { .. } => "sync outside of a mapping",
             Self::SyncDirection { .. } => "sync in the wrong direction",
+            Self::MissingSync { .. } => "missing sync for the device",
             Self::Leak => "leak",
         }
     }
@@ -252,6 +269,11 @@ impl FindingKind {
             Self::UseAfterUnmap { cause, .. } => (cause.says(), "stop the device before the unmap"),
             Self::UseAfterFlush { .. } => (FAULTS, "stop the device before the unmap"),
             Self::Unmapped { .. } | Self::PastMapping { .. } => (FAULTS, COMPARE),
+            Self::IntoNext { .. } => (
+                "the IOMMU lets it: another buffer is mapped behind the one that it began in",
+                "compare address and length in the descriptor with what was mapped; where \
+                 neighbours are one buffer, say so: Neighbours::Joined",
+            ),
             Self::BesideMapping { .. } => (
                 "the IOMMU lets it: a mapping is whole granules, with what else lies in them",
                 COMPARE,
@@ -302,6 +324,10 @@ impl FindingKind {
                 "the data that was to be seen may not be",
                 "sync with the direction of the mapping",
             ),
+            Self::MissingSync { .. } => (
+                "where the buffer is bounced or caches are not coherent, it read what was there before",
+                "sync what the CPU wrote for the device, before the device is told of it",
+            ),
             Self::Leak => (
                 "the IOVAs and the memory are lost, and a device reaches them",
                 "unmap what the history shows to be mapped",
@@ -316,6 +342,7 @@ impl FindingKind {
             | Self::UseAfterFlush { access, .. }
             | Self::Unmapped { access }
             | Self::PastMapping { access, .. }
+            | Self::IntoNext { access, .. }
             | Self::BesideMapping { access, .. }
             | Self::Denied { access, .. }
             | Self::Unannounced { access } => Some(access),
@@ -336,6 +363,9 @@ impl FindingKind {
             }
             Self::Unmapped { .. } => f.write_str(", where nothing is mapped"),
             Self::PastMapping { mapping, .. } => write!(f, ", past the end of {mapping}"),
+            Self::IntoNext { mapping, next, .. } => {
+                write!(f, ", past the end of {mapping} and into {next}")
+            }
             Self::BesideMapping { mapping, .. } => write!(f, ", in a granule of {mapping}"),
             Self::Denied { prot, .. } => write!(f, ": {}", Permits(*prot)),
             Self::Unannounced { .. } => f.write_str(", which hardware takes for absent"),
@@ -378,6 +408,9 @@ impl FindingKind {
             Self::SyncOutside { mapping: None } => write!(f, "a sync of {at}, which is not mapped"),
             Self::SyncDirection { direction, prot } => {
                 write!(f, "a sync of {at} as {direction:?}: mapped for {}", Permits(*prot))
+            }
+            Self::MissingSync { buffer } => {
+                write!(f, "a device read {at}: the CPU wrote {buffer} of the buffer after its turn")
             }
             Self::Leak => {
                 let is_map = |record: &&Record| matches!(record.op, Op::Map { .. });

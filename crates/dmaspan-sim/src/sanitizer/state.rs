@@ -1,17 +1,20 @@
 //! The state is what is mapped, what hardware may hold that is not, and what it has forgotten.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
 use dmaspan::dma::Trust;
 use dmaspan::iommu::Tables;
 use dmaspan::{Caller, Iova, IovaRange, PhysAddr, Prot, Span, lg2};
 
-use super::config::{Parts, SanitizerConfig};
+use super::config::{Neighbours, Parts, SanitizerConfig};
 use super::event::{Op, Origin, Record, Where};
+use super::flush::everything;
 use super::intervals::{Cut, Intervals};
 use super::report::{Cached, Cause, Finding, FindingKind, Severity};
 use super::tables::DetachedTables;
+use super::turns::Turns;
 use crate::iotlb::AbsentEntries;
 
 /// A piece of a mapping.
@@ -20,6 +23,16 @@ pub(super) struct MappedPiece {
     pub(super) paddr: Option<u64>,
     pub(super) prot: Prot,
     pub(super) mapped: Record,
+    /// What was asked for together with it: a device may go from one piece to the next in it.
+    pub(super) of: IovaRange,
+}
+
+/// What a domain was asked for last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) by: Caller,
+    /// What was to be mapped; `None` of an unmap.
+    pub(super) of: Option<IovaRange>,
 }
 
 /// A piece of what was unmapped and not flushed.
@@ -87,7 +100,7 @@ impl Cut for u64 {}
 impl Cut for () {}
 impl Cut for Record {}
 
-impl Cut for Caller {}
+impl Cut for Asked {}
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -103,8 +116,9 @@ pub(super) struct State {
     /// The last invalidation of everything by each thread.
     pub(super) flushed_all: HashMap<ThreadId, u64>,
     pub(super) tables: DetachedTables,
-    /// The callers that asked a domain last, by the IOVAs that they asked about.
-    asked: Intervals<Caller>,
+    /// What a domain was asked for last, by the IOVAs that it was about.
+    asked: Intervals<Asked>,
+    pub(super) is_one_owners: bool,
     /// The bytes of buffers that are about to be mapped.
     bytes: Intervals<()>,
     /// Kept where absent entries are cached.
@@ -116,6 +130,10 @@ pub(super) struct State {
     /// The last events, without gaps.
     ring: VecDeque<Record>,
     pub(super) findings: Vec<Finding>,
+    /// How many of them were in a report that was displayed.
+    pub(super) displayed: usize,
+    /// What follows who may use the slots of pools.
+    pub(super) turns: Vec<Arc<Turns>>,
     /// How many findings there were of each kind, by its title, errors apart from advice, those
     /// that are not kept included.
     pub(super) seen: BTreeMap<(&'static str, Severity), u64>,
@@ -145,12 +163,15 @@ impl State {
             flushed_all: HashMap::new(),
             tables: DetachedTables::default(),
             asked: Intervals::default(),
+            is_one_owners: false,
             bytes: Intervals::default(),
             announced: Intervals::default(),
             in_flight: Vec::new(),
             number: 0,
             ring: VecDeque::new(),
             findings: Vec::new(),
+            displayed: 0,
+            turns: Vec::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -215,9 +236,9 @@ impl State {
     }
 
     /// A domain was asked for something.
-    pub(super) fn asked(&mut self, range: IovaRange, by: Caller) {
+    pub(super) fn asked(&mut self, range: IovaRange, asked: Asked) {
         self.asked.take(range);
-        self.asked.insert(range, by);
+        self.asked.insert(range, asked);
     }
 
     /// The caller that asked a domain for an operation in these IOVAs and nowhere else.
@@ -228,7 +249,7 @@ impl State {
             | Op::SyncMap
             | Op::Unmap { .. }
             | Op::InvalidateBegin { .. }
-            | Op::InvalidateEnd { .. } => self.asked.at(range.start()).map(|(_, by)| *by),
+            | Op::InvalidateEnd { .. } => self.asked.at(range.start()).map(|(_, asked)| asked.by),
             _ => None,
         }
     }
@@ -240,9 +261,16 @@ impl State {
         self.bytes.insert(bytes, ());
     }
 
-    pub(super) fn map(&mut self, range: IovaRange, spans: &[Span], mapped: &MappedPiece) {
-        self.expect_unused(range, &mapped.mapped);
+    pub(super) fn map(&mut self, range: IovaRange, spans: &[Span], prot: Prot, now: &Record) {
+        self.expect_unused(range, now);
         self.mapped.take(range);
+        self.turns.iter().for_each(|turns| spans.iter().for_each(|span| turns.mapped(*span, prot)));
+        let asked = self.asked.at(range.start()).and_then(|(_, asked)| asked.of);
+        let of = match (self.config.neighbours, self.is_one_owners) {
+            (Neighbours::Joined, _) | (Neighbours::ByOwner, true) => everything(),
+            _ => asked.filter(|of| of.covers(range)).unwrap_or(range),
+        };
+        let mapped = MappedPiece { paddr: None, prot, mapped: now.clone(), of };
         let mut left = Some(range);
         for span in spans {
             let Some(rest) = left else { break };
@@ -253,7 +281,7 @@ impl State {
             left = behind(piece, range);
         }
         if let Some(rest) = left {
-            self.mapped.insert(rest, mapped.clone());
+            self.mapped.insert(rest, mapped);
         }
         if self.bytes.first(range).is_none() {
             return;
@@ -383,6 +411,8 @@ impl State {
             self.vain.insert(range, now.clone());
         }
         for (piece, was) in taken {
+            let slots = memory(piece, &was);
+            slots.map(|slots| self.turns.iter().for_each(|turns| turns.unmapped(slots)));
             self.outlive(piece, was, leaf_sizes, now);
         }
         if self.config.absent == AbsentEntries::Cached {

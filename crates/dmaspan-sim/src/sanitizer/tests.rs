@@ -7,6 +7,7 @@ use dmaspan::{Caller, Direction, Iova, IovaRange, Label, PhysAddr, Prot, Span};
 use super::*;
 use crate::iotlb::AbsentEntries;
 
+mod neighbours;
 mod programs;
 
 const PAGE: u64 = 0x1000;

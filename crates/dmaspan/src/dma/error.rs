@@ -1,7 +1,7 @@
 //! The errors of the DMA API.
 
 use super::coherent::NoCoherent;
-use crate::addr::{DmaAddr, PhysAddr};
+use crate::addr::{DmaAddr, HostAddr, PhysAddr};
 use crate::error::Errno;
 use crate::iommu::{self, HardwareError, iova};
 use crate::prot::Direction;
@@ -72,6 +72,25 @@ pub enum Error {
     NotMemory {
         /// The registers.
         span: Span,
+    },
+    /// What is to be mapped has no bytes.
+    #[error("a buffer without bytes cannot be mapped: leave it out")]
+    EmptyBuffer,
+    /// Nobody knows one physical address for a buffer of the program.
+    #[error(
+        "the {len:#x} bytes at {start} have no physical address, or several: map what is contiguous"
+    )]
+    NoPhysical {
+        /// Where the buffer begins for the program.
+        start: HostAddr,
+        /// How many bytes it has.
+        len: u64,
+    },
+    /// An address means something else to the interface that was to hand it out.
+    #[error("{addr} is no address for a driver: its interface takes it for a failure")]
+    MeansFailure {
+        /// What the device would use.
+        addr: DmaAddr,
     },
     /// What is to be mapped as one piece is not one.
     #[error("memory of {pieces} pieces cannot be mapped as one: map it as a list")]
@@ -302,6 +321,9 @@ impl Error {
             | Self::Boundary { .. }
             | Self::Limit { .. }
             | Self::NotSingle { .. }
+            | Self::EmptyBuffer
+            | Self::NoPhysical { .. }
+            | Self::MeansFailure { .. }
             | Self::EmptyList
             | Self::SegmentRoom { .. }
             | Self::Foreign { .. }

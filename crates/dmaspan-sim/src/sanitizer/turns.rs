@@ -1,0 +1,258 @@
+//! A bounce pool that shows what a driver did not sync.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dmaspan::dma::{BouncePool, CoherentFrames, CoherentRequest, NoCoherent};
+use dmaspan::swiotlb::{Original, SlotRequest, To};
+use dmaspan::{PhysAddr, Prot, Span};
+use parking_lot::Mutex;
+
+use super::Sanitizer;
+use crate::bounce::POISON;
+use crate::memory::SimMemory;
+
+/// A bounce pool that poisons buffers whose turn it is not, so that a missing sync shows: for a
+/// device that [bounces all](dmaspan::dma::Bounce::Always), behind a domain whose hooks are
+/// [`Sanitized`](super::Sanitized).
+///
+/// - A buffer that the device may write is the device's from the map, or a sync for the device, to
+///   a sync for the CPU or the unmap. Meanwhile the CPU finds [`POISON`] in it. What the device wrote
+///   and nobody synced, an unmap without a sync included, stays so.
+/// - Where the CPU wrote to a buffer and did not sync it for the device, a device that reads it
+///   gets poison, and there is a [finding](super::FindingKind::MissingSync).
+///
+/// It follows each byte, so that a part of a buffer can be synced. A buffer that was only read by
+/// the CPU needs no sync for the device.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use dmaspan::dma::{Bounce, Device, DeviceConfig, Error, Translation};
+/// use dmaspan_sim::bounce::SimPool;
+/// use dmaspan_sim::memory::SimMemory;
+/// use dmaspan_sim::sanitizer::{PoisonedPool, Sanitizer};
+///
+/// /// A device as a test has it: `slots` are frames of `memory`.
+/// fn device<T: Translation>(
+///     domain: Arc<T>,
+///     slots: SimPool,
+///     memory: Arc<SimMemory>,
+///     sanitizer: &Sanitizer,
+/// ) -> Result<Device<T, PoisonedPool<SimPool>>, Error> {
+///     let pool = PoisonedPool::new(slots, memory, sanitizer);
+///     let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(48) };
+///     Device::new(domain, pool, config)
+/// }
+/// ```
+#[derive(Debug)]
+pub struct PoisonedPool<B> {
+    inner: B,
+    turns: Arc<Turns>,
+}
+
+impl<B: BouncePool> PoisonedPool<B> {
+    /// `inner`, whose slots and originals are in `memory`, of a device behind the domain that
+    /// `sanitizer` looks after. An `inner` that [lends coherent memory](BouncePool::coherent) does
+    /// so here.
+    pub fn new(inner: B, memory: Arc<SimMemory>, sanitizer: &Sanitizer) -> Self {
+        let turns = Arc::new(Turns { memory, slots: Mutex::default() });
+        sanitizer.shared.state.lock().turns.push(Arc::clone(&turns));
+        Self { inner, turns }
+    }
+}
+
+#[expect(unsafe_code, reason = "all slots are the inner pool's")]
+// SAFETY: the inner pool gives the slots and copies; what is poisoned beside that is the bytes of
+// slots that are held and of their originals, in simulated memory.
+unsafe impl<B: BouncePool> BouncePool for PoisonedPool<B> {
+    type Slot = B::Slot;
+
+    fn take(&self, original: Original, request: &SlotRequest) -> Option<B::Slot> {
+        let of = original.span();
+        let slot = self.inner.take(original, request)?;
+        let span = self.inner.span(&slot);
+        let bytes = vec![Byte::default(); usize::try_from(of.len()).unwrap_or(0)];
+        let held = Held { last: span.last(), original: of.paddr(), bytes, prot: Prot::empty() };
+        self.turns.slots.lock().insert(span.paddr(), held);
+        Some(slot)
+    }
+
+    fn release(&self, slot: B::Slot) {
+        self.turns.slots.lock().remove(&self.inner.span(&slot).paddr());
+        self.inner.release(slot);
+    }
+
+    fn quarantine(&self, slot: B::Slot) {
+        self.turns.slots.lock().remove(&self.inner.span(&slot).paddr());
+        self.inner.quarantine(slot);
+    }
+
+    fn copy(&self, slot: &B::Slot, offset: u64, len: u64, to: To) {
+        let at = self.inner.span(slot).paddr().wrapping_add(offset);
+        let Ok(span) = Span::new(at, len) else { return };
+        if to == To::Slot {
+            self.turns.each(span, |byte, _, memory, _| byte.restore(memory));
+        }
+        self.inner.copy(slot, offset, len, to);
+        self.turns.each(span, |byte, prot, memory, _| match to {
+            To::Slot => byte.give(prot, memory),
+            To::Original => *byte = Byte { left: memory.original, poisoned: None },
+        });
+    }
+
+    forward! { inner:
+        fn span(&self, slot: &B::Slot) -> Span;
+        fn reach(&self) -> Option<Span>;
+        fn owns(&self, span: Span) -> bool;
+        fn max_len(&self, request: &SlotRequest) -> u64;
+        fn coherent(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent>;
+        fn granules(&self, granule: u64) -> u64;
+    }
+}
+
+/// Whose turn it is with each byte of the slots that are held.
+#[derive(Debug)]
+pub(super) struct Turns {
+    memory: Arc<SimMemory>,
+    /// By their first addresses.
+    slots: Mutex<BTreeMap<PhysAddr, Held>>,
+}
+
+#[derive(Debug)]
+struct Held {
+    last: PhysAddr,
+    original: PhysAddr,
+    bytes: Vec<Byte>,
+    /// What the device may do with it; nothing before the map and after the unmap.
+    prot: Prot,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Byte {
+    /// What the original has for as long as the CPU does not write it.
+    left: u8,
+    /// What there was when it became the device's, where the original is poisoned since then.
+    poisoned: Option<InMemory>,
+}
+
+/// A byte in both places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct InMemory {
+    original: u8,
+    slot: u8,
+}
+
+impl Byte {
+    /// It is the device's turn.
+    fn give(&mut self, prot: Prot, memory: &mut InMemory) {
+        if prot.contains(Prot::WRITE) {
+            self.poisoned = Some(*memory);
+            memory.original = POISON;
+        }
+        self.left = memory.original;
+    }
+
+    /// The original has again what it had, unless the CPU has written it.
+    fn restore(&mut self, memory: &mut InMemory) {
+        if let Some(given) = self.poisoned.take()
+            && memory.original == POISON
+        {
+            memory.original = given.original;
+            self.left = given.original;
+        }
+    }
+}
+
+impl Turns {
+    /// Changes all bytes of slots that are in `span`, and what the memory has of them, with where
+    /// they are in the slot and in the original.
+    fn each(
+        &self,
+        span: Span,
+        mut change: impl FnMut(&mut Byte, Prot, &mut InMemory, [PhysAddr; 2]),
+    ) {
+        let mut slots = self.slots.lock();
+        let meeting = slots.range_mut(..=span.last()).filter(|(_, held)| held.last >= span.paddr());
+        for (start, held) in meeting {
+            let first = span.paddr().max(*start);
+            let offset = first.get() - start.get();
+            let count = span.last().min(held.last).get() - first.get() + 1;
+            let [offset_bytes, count] = [offset, count].map(|n| usize::try_from(n).unwrap_or(0));
+            let places = [first, held.original.wrapping_add(offset)];
+            let before = places.map(|place| {
+                let mut bytes = vec![0; count];
+                self.memory.get_bytes(place, &mut bytes);
+                bytes
+            });
+            let mut after = before.clone();
+            for (at, byte) in held.bytes[offset_bytes..][..count].iter_mut().enumerate() {
+                let mut memory = InMemory { slot: before[0][at], original: before[1][at] };
+                change(
+                    byte,
+                    held.prot,
+                    &mut memory,
+                    places.map(|place| place.wrapping_add(at as u64)),
+                );
+                (after[0][at], after[1][at]) = (memory.slot, memory.original);
+            }
+            for (n, bytes) in after.iter().enumerate().filter(|(n, bytes)| before[*n] != **bytes) {
+                self.memory.put_bytes(places[n], bytes);
+            }
+        }
+    }
+
+    fn permit(&self, span: Span, prot: Prot) {
+        let mut slots = self.slots.lock();
+        slots.range_mut(span.paddr()..=span.last()).for_each(|(_, held)| held.prot = prot);
+    }
+
+    /// A device may use what is mapped.
+    pub(super) fn mapped(&self, span: Span, prot: Prot) {
+        self.permit(span, prot);
+        self.each(span, |byte, prot, memory, _| byte.give(prot, memory));
+    }
+
+    /// The CPU gives back what only the device writes, and no sync copies.
+    pub(super) fn given_back(&self, span: Span) {
+        self.each(span, |byte, prot, memory, _| {
+            if byte.poisoned.is_none() {
+                byte.give(prot, memory);
+            }
+        });
+    }
+
+    /// No device may use it any more. What it did not write is as it was.
+    pub(super) fn unmapped(&self, span: Span) {
+        self.each(span, |byte, _, memory, _| {
+            if byte.poisoned.is_some_and(|given| given.slot == memory.slot) {
+                byte.restore(memory);
+            }
+        });
+        self.permit(span, Prot::empty());
+    }
+
+    /// A device reads slots: poison, where the CPU wrote the buffer and did not sync it. Gives the
+    /// first such bytes, in the slot and in the buffer.
+    pub(super) fn read(&self, span: Span) -> Option<[Span; 2]> {
+        let mut unsynced: Option<[Span; 2]> = None;
+        self.each(span, |byte, prot, memory, places| {
+            if !prot.contains(Prot::READ) || memory.original == byte.left {
+                return;
+            }
+            // Found once.
+            byte.left = memory.original;
+            memory.slot = POISON;
+            let [slot, buffer] = places.map(|place| Span::new(place, 1).ok());
+            unsynced = match (unsynced, slot, buffer) {
+                (None, Some(slot), Some(buffer)) => Some([slot, buffer]),
+                (Some([slots, buffers]), Some(slot), Some(buffer)) => {
+                    let joined = slots.join(slot).zip(buffers.join(buffer));
+                    Some(joined.map_or([slots, buffers], |(slots, buffers)| [slots, buffers]))
+                }
+                (before, ..) => before,
+            };
+        });
+        unsynced
+    }
+}

@@ -15,7 +15,7 @@ use dma_api::{
     DmaAllocHandle, DmaCoherency, DmaConstraints, DmaDirection, DmaError, DmaMapHandle, DmaOp,
 };
 use dmaspan::dma::{Attrs, Coherent, CpuSync, Device, Error, Flush, Mapping, Piece, RawMemory};
-use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
+use dmaspan::{Direction, DmaAddr, HostAddr, PhysAddr, Span};
 use lock_api::{Mutex, RawMutex};
 
 /// Finds the physical address of a buffer. `None` where it has no contiguous one.
@@ -110,7 +110,9 @@ impl<L: RawMutex> DeviceOps<L> {
     fn map(&self, buffer: NonNull<[u8]>, direction: Direction) -> Result<u64, Error> {
         let paddr = (self.find)(buffer).map(PhysAddr::new);
         let span = paddr.and_then(|paddr| Span::new(paddr, buffer.len() as u64).ok());
-        let piece = Piece::memory(span.ok_or(Error::NotSingle { pieces: 0 })?);
+        let (start, len) =
+            (HostAddr::new(buffer.cast::<u8>().addr().get() as u64), buffer.len() as u64);
+        let piece = Piece::memory(span.ok_or(Error::NoPhysical { start, len })?);
         #[expect(unsafe_code, reason = "a buffer of a driver")]
         // SAFETY: the bytes are there and stay until `unmap_streaming`, as `new` was promised; the
         // driver leaves them to the device meanwhile, as `DmaOp::map_streaming` wants.
@@ -141,7 +143,8 @@ impl<L: RawMutex> DeviceOps<L> {
     fn unmap(&self, handle: &DmaMapHandle) -> Result<(), Error> {
         let addr = DmaAddr::new(handle.dma_addr().as_u64());
         let mut held = self.held.lock();
-        let Entry::Occupied(mut of) = held.mappings.entry((addr.get(), handle.size() as u64)) else {
+        let Entry::Occupied(mut of) = held.mappings.entry((addr.get(), handle.size() as u64))
+        else {
             return Err(Error::NotMapped { addr });
         };
         of.get_mut().handles -= 1;

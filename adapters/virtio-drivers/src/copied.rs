@@ -24,20 +24,19 @@ impl<M: PoolMemory<Address = DmaAddr>, P: Platform> Copied<M, P> {
 
     fn lease(&self, len: u64, align: u64) -> Result<Lease<M, P>, Error> {
         let request = SlotRequest { granule: align, ..SlotRequest::default() };
-        let lease = self.pool.lease(len, &request).map_err(|_| none(len, align, FULL))?;
+        let lease = self.pool.lease(len, &request)?;
         match lease.span().start() {
-            addr if addr.get() == 0 => Err(Error::NotMapped { addr }),
+            addr if addr.get() == 0 => Err(Error::MeansFailure { addr }),
             _ => Ok(lease),
         }
     }
 }
 
-const FULL: &str = "the pool of the device has no slot as large that is free";
 const NO_POINTER: &str = "the pool's memory has no pointer";
 
-fn none(len: u64, align: u64, why: &'static str) -> Error {
-    let (last, source) = (PhysAddr::new(u64::MAX), NoCoherent { why });
-    Error::NoCoherent { len, align, last, source }
+fn no_pointer(len: u64) -> Error {
+    let (last, source) = (PhysAddr::new(u64::MAX), NoCoherent { why: NO_POINTER });
+    Error::NoCoherent { len, align: PAGE, last, source }
 }
 
 #[expect(unsafe_code, reason = "buffers of a driver are copied")]
@@ -48,7 +47,7 @@ where
 {
     fn alloc(&mut self, len: u64) -> Result<(u64, NonNull<u8>), Error> {
         let queue = self.lease(len, PAGE)?;
-        let start = queue.as_ptr().ok_or_else(|| none(len, PAGE, NO_POINTER))?;
+        let start = queue.as_ptr().ok_or_else(|| no_pointer(len))?;
         let addr = queue.span().start().get();
         self.queues.insert(addr, queue);
         Ok((addr, start))
@@ -68,7 +67,7 @@ where
         // SAFETY: the driver lends the buffer for this call, as the caller promises.
         let bytes = unsafe { buffer.as_ref() };
         // Also for a device that only writes: what it does not write comes back as it was.
-        lease.write(0, bytes).map_err(|_| none(len, 1, FULL))?;
+        lease.write(0, bytes)?;
         let addr = lease.span().start();
         self.buffers.insert(addr.get(), (lease, len, direction));
         Ok(addr)

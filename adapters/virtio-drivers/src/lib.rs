@@ -24,9 +24,6 @@ use mapped::Mapped;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The address of what could not be mapped: it leads nowhere, with an IOMMU and without one.
-const NOWHERE: u64 = !0xfff;
-
 /// Finds the physical address of a buffer. `None` where it has no contiguous one.
 type Find = fn(NonNull<[u8]>) -> Option<u64>;
 
@@ -189,15 +186,19 @@ impl VirtioDma {
     /// As of [`Hal::share`].
     #[expect(unsafe_code, reason = "it passes the contract of `Hal` on")]
     unsafe fn share(&mut self, buffer: NonNull<[u8]>, direction: Direction) -> u64 {
-        // SAFETY: the caller promises the same.
-        match unsafe { self.reach.share(buffer, direction) } {
+        let shared = match buffer.len() {
+            0 => Err(Error::EmptyBuffer),
+            // SAFETY: the caller promises the same.
+            _ => unsafe { self.reach.share(buffer, direction) },
+        };
+        match shared {
             Ok(addr) => {
                 self.usage.buffers += 1;
                 addr.get()
             }
             Err(error) => {
                 self.refuse_buffer(error);
-                NOWHERE
+                DmaAddr::REFUSED.get()
             }
         }
     }
@@ -311,7 +312,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     pub unsafe fn share(&self, buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
         // SAFETY: the caller promises the same.
         let share = |dma: &mut VirtioDma| unsafe { dma.share(buffer, way(direction)) };
-        self.with(share).unwrap_or(NOWHERE)
+        self.with(share).unwrap_or(DmaAddr::REFUSED.get())
     }
 
     /// [`Hal::unshare`].

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use core::ptr::NonNull;
 
 use dmaspan::dma::{Attrs, Coherent, Device, Error, Flush, Piece, RawMemory, Unmapped};
-use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
+use dmaspan::{Direction, DmaAddr, HostAddr, PhysAddr, Span};
 
 use crate::{Find, PAGE, Reach};
 
@@ -28,7 +28,7 @@ impl Reach for Mapped {
         let (addr, start) = (queue.addr(), queue.as_ptr());
         if addr.get() == 0 {
             self.device.free(queue)?;
-            return Err(Error::NotMapped { addr });
+            return Err(Error::MeansFailure { addr });
         }
         self.queues.insert(addr.get(), queue);
         Ok((addr.get(), start))
@@ -46,10 +46,11 @@ impl Reach for Mapped {
         buffer: NonNull<[u8]>,
         direction: Direction,
     ) -> Result<DmaAddr, Error> {
-        let len = buffer.len() as u64;
+        let (start, len) =
+            (HostAddr::new(buffer.cast::<u8>().addr().get() as u64), buffer.len() as u64);
         let paddr = (self.find)(buffer).map(PhysAddr::new);
         let span = paddr.and_then(|paddr| Span::new(paddr, len).ok());
-        let piece = Piece::memory(span.ok_or(Error::NotSingle { pieces: 0 })?);
+        let piece = Piece::memory(span.ok_or(Error::NoPhysical { start, len })?);
         // SAFETY: the bytes are there and stay until `unshare`, as `VirtioDma::new` was promised;
         // the driver leaves them to the device meanwhile, as the caller promises.
         let memory = unsafe { RawMemory::new(piece) };
@@ -58,7 +59,7 @@ impl Reach for Mapped {
         let addr = mapping.addr();
         if addr.get() == 0 {
             let _unmapped = self.device.unmap(mapping)?;
-            return Err(Error::NotMapped { addr });
+            return Err(Error::MeansFailure { addr });
         }
         if let Err(failed) = self.device.into_raw(mapping) {
             if let Some(mapping) = failed.mapping {

@@ -55,19 +55,19 @@ impl Process {
             let offset = at.get().checked_sub(memory.user_range().start().get())?;
             (offset + len as u64 <= memory.len()).then_some((&**memory, offset))
         });
-        found.ok_or(BusError::Nobody { paddr: PhysAddr::new(at.get()) })
+        found.ok_or(BusError::NobodyHere { addr: at })
     }
 }
 
 impl Bus<HostAddr> for Process {
     fn read(&self, at: HostAddr, buf: &mut [u8]) -> Result<(), BusError> {
         let (memory, offset) = self.find(at, buf.len())?;
-        memory.read(offset, buf).map_err(|_| BusError::Nobody { paddr: PhysAddr::new(at.get()) })
+        memory.read(offset, buf).map_err(|_| BusError::NobodyHere { addr: at })
     }
 
     fn write(&self, at: HostAddr, buf: &[u8]) -> Result<(), BusError> {
         let (memory, offset) = self.find(at, buf.len())?;
-        memory.write(offset, buf).map_err(|_| BusError::Nobody { paddr: PhysAddr::new(at.get()) })
+        memory.write(offset, buf).map_err(|_| BusError::NobodyHere { addr: at })
     }
 }
 

@@ -119,6 +119,13 @@ address! {
     DmaAddr
 }
 
+impl DmaAddr {
+    /// What a driver is given in place of a buffer that was refused, by an interface that has no
+    /// error to say so: nothing is mapped in the 4096 bytes from here to the end, nor on a bus. A
+    /// device that uses it faults, and the sanitizer of `dmaspan-sim` says why.
+    pub const REFUSED: Self = Self(!0xfff);
+}
+
 impl sealed::Sealed for PhysAddr {
     #[inline(always)]
     fn of_outputs(outputs: &[Span], take: &mut dyn FnMut(&[Span])) {

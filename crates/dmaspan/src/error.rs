@@ -51,6 +51,23 @@ errnos! {
     EREMOTEIO = 121: "Another device cannot be reached.",
 }
 
+/// Says why `len` bytes at an offset are not those of something that has `of`.
+pub(crate) struct NotWithin {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) of: u64,
+}
+
+impl fmt::Display for NotWithin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { offset, len, of } = self;
+        match len {
+            0 => write!(f, "no bytes were asked for, of the {of:#x} bytes"),
+            _ => write!(f, "{len:#x} bytes at offset {offset:#x} are not within the {of:#x} bytes"),
+        }
+    }
+}
+
 impl Errno {
     /// The number, positive.
     pub const fn get(self) -> i32 {

@@ -1,11 +1,14 @@
 //! Types of dma-api over a device.
 
+use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use dma_api::{DmaDirection, DmaError};
 use dmaspan::Iova;
+use dmaspan::dma::Error;
 
-use crate::rig::{Process, REFUSED, device};
+use crate::rig::{Process, REFUSED, device, direct};
 
 #[repr(align(4096))]
 struct Page([u8; 4096]);
@@ -94,4 +97,53 @@ fn what_a_driver_cannot_use_is_given_back() {
     assert_eq!(ops.live().0, 64 - refused);
     drop(maps);
     assert_eq!(ops.live(), (0, 0));
+}
+
+fn place(buffer: NonNull<[u8]>) -> Option<u64> {
+    Some(buffer.cast::<u8>().as_ptr().expose_provenance() as u64)
+}
+
+#[test]
+fn without_an_iommu_a_buffer_is_mapped_as_often_as_a_driver_wants_and_each_map_ends_once() {
+    let (dma, ops) = direct(place, |error| panic!("refused: {error}"));
+    let mut page = Box::new(Page([0; 4096]));
+    let whole =
+        |page: &mut Page| dma.map_streaming_slice(&mut page.0, 1, DmaDirection::ToDevice).unwrap();
+    let (first, second) = (whole(&mut page), whole(&mut page));
+    let part = dma.map_streaming_slice(&mut page.0[..512], 1, DmaDirection::FromDevice).unwrap();
+    let back = dma.map_streaming_slice(&mut page.0, 1, DmaDirection::FromDevice).unwrap();
+    assert_eq!(first.dma_addr(), part.dma_addr());
+    assert_eq!(ops.live(), (4, 0));
+    // Each is synced in its own direction, whichever ends first.
+    drop(first);
+    assert_eq!(ops.live(), (3, 0));
+    back.complete_for_cpu(0..4096);
+    second.prepare_for_device(0..4096);
+    part.complete_for_cpu(0..512);
+    drop(back);
+    second.prepare_for_device(0..4096);
+    drop(part);
+    assert_eq!(ops.live(), (1, 0));
+    // One that stays does not gather the records of those that come and go.
+    for _ in 0..1000 {
+        drop(whole(&mut page));
+    }
+    assert_eq!(ops.live(), (1, 0));
+    drop(second);
+    assert_eq!(ops.live(), (0, 0));
+}
+
+#[test]
+fn a_buffer_without_a_physical_address_is_refused_by_its_own_address() {
+    static TOLD: Mutex<String> = Mutex::new(String::new());
+    let tell = |error: Error| *TOLD.lock().unwrap() = error.to_string();
+    let (dma, ops) = direct(|_| None, tell);
+    let mut page = Box::new(Page([0; 4096]));
+    let start = page.0.as_ptr().addr();
+    let map = dma.map_streaming_slice(&mut page.0, 1, DmaDirection::ToDevice);
+    assert!(matches!(map, Err(DmaError::NoMemory)));
+    let expected = format!(
+        "the 0x1000 bytes at {start:#x} have no physical address, or several: map what is contiguous"
+    );
+    assert_eq!((&*TOLD.lock().unwrap(), ops.live()), (&expected, (0, 0)));
 }

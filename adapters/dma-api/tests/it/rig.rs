@@ -7,13 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dma_api::{DeviceDma, DmaCoherency, DmaConstraints, DmaDeviceInfo, DmaDomainId};
-use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, FrameBounce, FrameMemory, Trust};
+use dmaspan::dma::{
+    Device, DeviceConfig, Direct, DmaConfig, DmaDomain, Error, FrameBounce, FrameMemory, NoPool,
+    Trust,
+};
 use dmaspan::io_pgtable::{FrameAlloc, FrameTables, PageTable, TableShape, X86_64, X86_64Config};
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::soft::{Bus, BusError, SoftDevice, SoftIommu};
 use dmaspan::platform::{Flag, OneThread};
 use dmaspan::swiotlb::{Pool, PoolConfig};
-use dmaspan::{PhysAddr, Promise};
+use dmaspan::{PhysAddr, Promise, Span};
 use dmaspan_dma_api::DeviceOps;
 
 pub(crate) struct Heap;
@@ -96,4 +99,20 @@ pub(crate) fn device(mask: u64) -> (DeviceDma, &'static Ops, Iommu) {
     let constraints = DmaConstraints::new(mask);
     let info = DmaDeviceInfo::new(DmaDomainId::Direct, DmaCoherency::Coherent, constraints);
     (DeviceDma::new(info, ops), ops, reach)
+}
+
+/// A device that reaches all memory by its own addresses.
+pub(crate) fn direct(
+    find: fn(NonNull<[u8]>) -> Option<u64>,
+    refused: fn(Error),
+) -> (DeviceDma, &'static Ops) {
+    let all = Span::new(PhysAddr::new(0), 1 << 52).unwrap();
+    let memory = Arc::new(Direct::new(all, OneThread));
+    let device = Device::erased(memory, NoPool, DeviceConfig::bits(64)).unwrap();
+    #[expect(unsafe_code, reason = "no device is told")]
+    // SAFETY: nothing reaches the buffers by their addresses.
+    let ops: &'static Ops = Box::leak(Box::new(unsafe { Ops::new(device, find, refused) }));
+    let constraints = DmaConstraints::new(u64::MAX);
+    let info = DmaDeviceInfo::new(DmaDomainId::Direct, DmaCoherency::Coherent, constraints);
+    (DeviceDma::new(info, ops), ops)
 }

@@ -1,7 +1,7 @@
 //! Memory as a device model of this process reaches it.
 
+use dmaspan::HostAddr;
 use dmaspan::iommu::soft::{Bus, BusError};
-use dmaspan::{HostAddr, PhysAddr};
 
 use super::Memory;
 
@@ -53,6 +53,13 @@ impl HostBytes<'_> {
     fn offset(&self, at: HostAddr) -> u64 {
         at.get().wrapping_sub(self.0.user_range().start().get())
     }
+
+    /// An access that begins at an address and is not all within.
+    fn nobody(&self, at: HostAddr) -> BusError {
+        let offset = self.offset(at);
+        let behind = self.0.len().saturating_sub(offset);
+        BusError::NobodyHere { addr: at.wrapping_add(behind) }
+    }
 }
 
 impl Bus<HostAddr> for HostBytes<'_> {
@@ -60,19 +67,15 @@ impl Bus<HostAddr> for HostBytes<'_> {
         if buf.is_empty() {
             return Ok(());
         }
-        self.0.read(self.offset(at), buf).map_err(|_| nobody(at))
+        self.0.read(self.offset(at), buf).map_err(|_| self.nobody(at))
     }
 
     fn write(&self, at: HostAddr, buf: &[u8]) -> Result<(), BusError> {
         if buf.is_empty() {
             return Ok(());
         }
-        self.0.write(self.offset(at), buf).map_err(|_| nobody(at))
+        self.0.write(self.offset(at), buf).map_err(|_| self.nobody(at))
     }
-}
-
-fn nobody(at: HostAddr) -> BusError {
-    BusError::Nobody { paddr: PhysAddr::new(at.get()) }
 }
 
 #[cfg(test)]
@@ -94,9 +97,14 @@ mod tests {
         bus.read(at(end - 3), &mut bytes).unwrap();
         assert_eq!(&bytes, b"end");
         for outside in [at(end - 2), at(end), at(u64::MAX), at(u64::MAX - 1), HostAddr::new(0)] {
-            assert_eq!(bus.read(outside, &mut bytes), Err(nobody(outside)), "{outside}");
-            assert_eq!(bus.write(outside, b"out"), Err(nobody(outside)), "{outside}");
+            // The first byte that is not there.
+            let addr = if outside == at(end - 2) { at(end) } else { outside };
+            let nobody = Err(BusError::NobodyHere { addr });
+            assert_eq!(bus.read(outside, &mut bytes), nobody, "{outside}");
+            assert_eq!(bus.write(outside, b"out"), nobody, "{outside}");
         }
+        let error = bus.read(at(end), &mut bytes).unwrap_err().to_string();
+        assert_eq!(error, format!("nothing of the program answers at {}", at(end)));
         assert_eq!(bus.read(HostAddr::new(0), &mut []), Ok(()));
     }
 }

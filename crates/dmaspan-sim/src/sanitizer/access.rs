@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::iommu::SyncFor;
-use dmaspan::{Direction, Iova, IovaRange, Prot, Span};
+use dmaspan::{Direction, DmaAddr, Iova, IovaRange, Prot, Span};
 
 use super::event::Record;
 use super::intervals::Cut as _;
@@ -74,6 +74,9 @@ impl State {
         match before.and_then(|iova| self.mapping_at(iova)) {
             Some((mapping, _, before)) => {
                 (FindingKind::PastMapping { access, mapping }, (gap, None), before)
+            }
+            None if gap.start().get() >= DmaAddr::REFUSED.get() => {
+                (FindingKind::RefusedBuffer { access }, (gap, None), Vec::new())
             }
             None => (FindingKind::Unmapped { access }, (gap, None), Vec::new()),
         }

@@ -107,6 +107,12 @@ pub enum FindingKind {
         /// How.
         access: Access,
     },
+    /// A device accessed the address that stands for a buffer that was not mapped
+    /// ([`DmaAddr::REFUSED`](dmaspan::DmaAddr::REFUSED)); it faults.
+    RefusedBuffer {
+        /// How.
+        access: Access,
+    },
     /// A device began in a mapping and ran out of it, to where nothing is mapped.
     PastMapping {
         /// How.
@@ -240,6 +246,7 @@ impl FindingKind {
             Self::UseAfterUnmap { .. } => "use after unmap",
             Self::UseAfterFlush { .. } => "use after flush",
             Self::Unmapped { .. } => "DMA to nothing",
+            Self::RefusedBuffer { .. } => "DMA to a refused buffer",
             Self::PastMapping { .. } => "DMA past the end of a mapping",
             Self::IntoNext { .. } => "DMA into the next mapping",
             Self::BesideMapping { .. } => "DMA beside a buffer",
@@ -269,6 +276,10 @@ impl FindingKind {
             Self::UseAfterUnmap { cause, .. } => (cause.says(), "stop the device before the unmap"),
             Self::UseAfterFlush { .. } => (FAULTS, "stop the device before the unmap"),
             Self::Unmapped { .. } | Self::PastMapping { .. } => (FAULTS, COMPARE),
+            Self::RefusedBuffer { .. } => (
+                "a map was refused, by an interface that cannot say so, and its driver went on",
+                "look at what the refusal says: mostly the device's pool has too few slots",
+            ),
             Self::IntoNext { .. } => (
                 "the IOMMU lets it: another buffer is mapped behind the one that it began in",
                 "compare address and length in the descriptor with what was mapped; where \
@@ -341,6 +352,7 @@ impl FindingKind {
             Self::UseAfterUnmap { access, .. }
             | Self::UseAfterFlush { access, .. }
             | Self::Unmapped { access }
+            | Self::RefusedBuffer { access }
             | Self::PastMapping { access, .. }
             | Self::IntoNext { access, .. }
             | Self::BesideMapping { access, .. }
@@ -362,6 +374,9 @@ impl FindingKind {
                 write!(f, ": unmapped by #{unmapped}, flushed by #{flushed}")
             }
             Self::Unmapped { .. } => f.write_str(", where nothing is mapped"),
+            Self::RefusedBuffer { .. } => {
+                f.write_str(", which is given to drivers in place of a buffer that was refused")
+            }
             Self::PastMapping { mapping, .. } => write!(f, ", past the end of {mapping}"),
             Self::IntoNext { mapping, next, .. } => {
                 write!(f, ", past the end of {mapping} and into {next}")

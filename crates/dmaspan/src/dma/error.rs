@@ -2,11 +2,12 @@
 
 use super::coherent::NoCoherent;
 use crate::addr::{DmaAddr, HostAddr, PhysAddr};
-use crate::error::Errno;
+use crate::error::{Errno, NotWithin};
 use crate::iommu::{self, HardwareError, iova};
 use crate::prot::Direction;
 use crate::range::IovaRange;
 use crate::span::Span;
+use crate::swiotlb;
 
 /// The reason why the DMA API refused an operation, with what offends and the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,8 +59,8 @@ pub enum Error {
     /// The memory has to be bounced, and the pool gives no slot for it: none is free that is long
     /// enough, or it cannot copy this memory.
     #[error(
-        "the pool gives no slot for the {len:#x} bytes of {span}: none is free, or it cannot copy \
-         them"
+        "the pool gives no slot for the {len:#x} bytes of {span}: none as long is free, or it \
+         cannot copy them"
     )]
     NoSlot {
         /// The memory.
@@ -67,6 +68,9 @@ pub enum Error {
         /// How many bytes the slot would have.
         len: u64,
     },
+    /// The pool gives no slot, and says why.
+    #[error(transparent)]
+    Pool(#[from] swiotlb::Error),
     /// Registers of a device cannot be bounced.
     #[error("{span} is not memory, so it cannot be bounced")]
     NotMemory {
@@ -93,7 +97,11 @@ pub enum Error {
         addr: DmaAddr,
     },
     /// What is to be mapped as one piece is not one.
-    #[error("memory of {pieces} pieces cannot be mapped as one: map it as a list")]
+    #[error(
+        "memory {} cannot be mapped as one{}",
+        Pieces(*pieces),
+        if *pieces == 0 { "" } else { ": map it as a list" }
+    )]
     NotSingle {
         /// How many pieces it has.
         pieces: usize,
@@ -184,7 +192,7 @@ pub enum Error {
         last: u64,
     },
     /// Part of what is to be synced is not in the mapping.
-    #[error("{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped")]
+    #[error("{} mapped", NotWithin { offset: *offset, len: *len, of: *mapped })]
     OutsideMapping {
         /// Where it would begin, in bytes from the mapping's first.
         offset: u64,
@@ -297,6 +305,7 @@ impl Error {
             Self::ListWraps { .. } => Errno::EOVERFLOW,
             Self::PeerUnreachable { .. } => Errno::EREMOTEIO,
             Self::Domain(error) => error.errno(),
+            Self::Pool(error) => error.errno(),
             // As `dma_iova_link` for a piece that does not lie on its granule.
             Self::Misplaced { .. }
             | Self::Mask { .. }
@@ -333,6 +342,18 @@ impl Error {
             | Self::Overwrites { .. }
             | Self::Unreported { .. }
             | Self::OutsideMapping { .. } => Errno::EINVAL,
+        }
+    }
+}
+
+/// How many pieces memory has, in words.
+struct Pieces(usize);
+
+impl core::fmt::Display for Pieces {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            0 => f.write_str("without pieces, which has no bytes,"),
+            pieces => write!(f, "of {pieces} pieces"),
         }
     }
 }

@@ -173,7 +173,7 @@ pub enum Error<E: core::error::Error> {
         slots: u32,
     },
     /// There are fewer slots.
-    #[error("{count} slots from {index} on leave the table of {slots}")]
+    #[error("{}", NotInTable { index: *index, count: *count, slots: *slots })]
     Index {
         /// The first slot.
         index: u32,
@@ -310,6 +310,23 @@ impl<E: core::error::Error> Error<E> {
             Self::Vacant { .. } | Self::NoAddress { .. } | Self::Empty { .. } => Errno::EFAULT,
             Self::OtherTask { .. } => Errno::EEXIST,
             Self::Buffer { errno, .. } => *errno,
+        }
+    }
+}
+
+/// Why slots are not those of a table.
+struct NotInTable {
+    index: u32,
+    count: u32,
+    slots: u32,
+}
+
+impl core::fmt::Display for NotInTable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { index, count, slots } = self;
+        match count {
+            0 => write!(f, "no slots were asked for, of the table of {slots}"),
+            _ => write!(f, "{count} slots from {index} on leave the table of {slots}"),
         }
     }
 }

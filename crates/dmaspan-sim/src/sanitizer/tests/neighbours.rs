@@ -143,3 +143,22 @@ fn a_trusted_device_that_reads_on_behind_its_buffer_is_found_where_the_next_begi
     let next = into_next(access, bytes(PAGE, 0x800), pages(2, 1));
     assert_eq!(kinds(&sanitizer), [beside, next]);
 }
+
+#[test]
+fn an_access_at_the_address_of_a_refused_buffer_has_words_of_its_own() {
+    let (sanitizer, access) = (Sanitizer::default(), Access::Read);
+    let refused = Iova::new(dmaspan::DmaAddr::REFUSED.get());
+    sanitizer.on_dma(refused, 64, access);
+    sanitizer.on_dma(refused.wrapping_add(512), PAGE, Access::Write);
+    let kind = |access| FindingKind::RefusedBuffer { access };
+    assert_eq!(kinds_of(sanitizer.errors()), [kind(access), kind(Access::Write)]);
+    let report = sanitizer.findings()[0].to_string();
+    let words =
+        ["ERROR: DMA to a refused buffer\n", "in place of a buffer that was refused", "pool"];
+    assert!(words.iter().all(|words| report.contains(words)), "{report}");
+    // Nothing but that, where the page was mapped.
+    let range = IovaRange::from_len(refused, PAGE).unwrap();
+    sanitizer.on_map(range, &[], Prot::READ);
+    sanitizer.on_dma(refused, PAGE, access);
+    assert_eq!(sanitizer.found(), 2);
+}

@@ -2,7 +2,7 @@
 
 use core::ops::Deref;
 
-use crate::addr::{Address, PhysAddr};
+use crate::addr::{Address, HostAddr, PhysAddr};
 
 /// The reason why a bus access failed. Part of it may have been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,9 +11,14 @@ pub enum BusError {
     /// Nothing answers at this address.
     #[error("nothing answers at {paddr}")]
     Nobody {
-        /// The first address at which nothing answers; of memory that is reached by other addresses
-        /// than physical ones, that number.
+        /// The first address at which nothing answers.
         paddr: PhysAddr,
+    },
+    /// Nothing of the program answers at this address, in a bus of its own addresses.
+    #[error("nothing of the program answers at {addr}")]
+    NobodyHere {
+        /// The first address at which nothing answers.
+        addr: HostAddr,
     },
 }
 

@@ -1,6 +1,7 @@
 //! The `Hal` shares, refuses and counts.
 
 use std::ptr::NonNull;
+use std::sync::Mutex;
 
 use dmaspan::Iova;
 use dmaspan::dma::{
@@ -11,14 +12,14 @@ use dmaspan::platform::OneThread;
 use dmaspan::{PhysAddr, Span};
 use dmaspan_virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, VirtioDma, VirtioUsage, hal};
 
-use crate::rig::{Process, copying, device, untrusted};
+use crate::rig::{Process, copying, copying_pool, device, untrusted};
 
 #[repr(align(4096))]
 struct Page([u8; PAGE_SIZE]);
 
 const WAY: BufferDirection = BufferDirection::DeviceToDriver;
 
-fn share<H: Hal>(buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
+pub(crate) fn share<H: Hal>(buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
     #[expect(unsafe_code, reason = "a driver of tests")]
     // SAFETY: tests keep the buffer and leave it alone until it is unshared.
     unsafe {
@@ -26,7 +27,7 @@ fn share<H: Hal>(buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
     }
 }
 
-fn unshare<H: Hal>(addr: u64, buffer: NonNull<[u8]>, direction: BufferDirection) {
+pub(crate) fn unshare<H: Hal>(addr: u64, buffer: NonNull<[u8]>, direction: BufferDirection) {
     #[expect(unsafe_code, reason = "a driver of tests")]
     // SAFETY: it is the buffer of `share`, or is refused.
     unsafe {
@@ -231,4 +232,49 @@ fn address_0_is_given_to_nobody() {
     let addr = share::<Disk>(NonNull::from(&mut page.0[..]), WAY);
     assert_ne!(addr, 0);
     assert_eq!(Disk::usage(), VirtioUsage { buffers: 0, queues: 0, refused: 2 });
+}
+
+#[test]
+fn what_is_told_of_a_refused_buffer_is_its_own_cause() {
+    hal! { struct Copied: parking_lot::RawMutex; }
+    hal! { struct Mapped: parking_lot::RawMutex; }
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let tell = |error: dmaspan::dma::Error| TOLD.lock().unwrap().push(error.to_string());
+    let told = || std::mem::take(&mut *TOLD.lock().unwrap());
+    let mut page = Box::new(Page([0; PAGE_SIZE]));
+    let empty = NonNull::from(&mut [][..]);
+
+    let (pool, _) = copying_pool(1 << 13);
+    Copied::attach(VirtioDma::copying(pool, tell)).unwrap();
+    share::<Copied>(empty, WAY);
+    let whole = NonNull::from(&mut page.0[..]);
+    let addrs = [share::<Copied>(whole, WAY), share::<Copied>(whole, WAY)];
+    share::<Copied>(NonNull::from(&mut [0; 1 << 14][..]), WAY);
+    share::<Copied>(whole, WAY);
+    let expected = [
+        "a buffer without bytes cannot be mapped: leave it out",
+        "0x4000 bytes are more than the 0x2000 bytes of the pool's longest span",
+        "no free slots fit 0x1000 bytes; 0x0 bytes are free in all",
+    ];
+    assert_eq!(told(), expected);
+    addrs.into_iter().for_each(|addr| unshare::<Copied>(addr, whole, WAY));
+
+    let all = Span::new(PhysAddr::new(0), 1 << 40).unwrap();
+    let direct = std::sync::Arc::new(Direct::new(all, OneThread));
+    let device = Device::erased(direct, NoPool, DeviceConfig::bits(64)).unwrap();
+    let find = |buffer: NonNull<[u8]>| (buffer.len() < PAGE_SIZE).then_some(0);
+    #[expect(unsafe_code, reason = "no device is told")]
+    // SAFETY: nothing reaches the buffers by their addresses.
+    let dma = unsafe { VirtioDma::new(device, find, tell) };
+    Mapped::attach(dma).unwrap();
+    share::<Mapped>(empty, WAY);
+    share::<Mapped>(whole, WAY);
+    share::<Mapped>(NonNull::from(&mut page.0[..512]), WAY);
+    let start = whole.cast::<u8>().addr();
+    let nowhere = format!(
+        "the 0x1000 bytes at {start:#x} have no physical address, or several: map what is \
+         contiguous"
+    );
+    let zero = "0x0 is no address for a driver: its interface takes it for a failure";
+    assert_eq!(told(), [expected[0], nowhere.as_str(), zero]);
 }

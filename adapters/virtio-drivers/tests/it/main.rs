@@ -3,5 +3,6 @@
 mod drivers;
 mod hal;
 mod model;
+mod pools;
 mod rig;
 mod transport;

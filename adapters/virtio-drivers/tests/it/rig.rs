@@ -14,8 +14,8 @@ use dmaspan::io_pgtable::{
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::soft::{Bus, BusError, SoftDevice, SoftIommu};
 use dmaspan::platform::{Flag, OneThread};
-use dmaspan::swiotlb::{Pool, PoolConfig};
-use dmaspan::{Account, Address, Container, HostAddr, PhysAddr, Promise};
+use dmaspan::swiotlb::{Pool, PoolConfig, PoolMemory};
+use dmaspan::{Account, Address, Container, DmaAddr, HostAddr, PhysAddr, Promise};
 use dmaspan_linux::plan::{MappedBounce, Mapper};
 use dmaspan_linux::{LinuxPinner, UserPlatform};
 use dmaspan_virtio_drivers::VirtioDma;
@@ -107,7 +107,17 @@ pub(crate) fn untrusted() -> (VirtioDma, Iommu) {
 
 /// A device that reaches a pool of a process and nothing else, and whether its IOMMU has nothing
 /// mapped any more.
-pub(crate) fn copying(len: u64) -> (VirtioDma, SoftDevice<X86_64, Arc<Arena>, HostAddr>) {
+pub(crate) fn copying(len: u64) -> (VirtioDma, Reach) {
+    let (pool, reach) = copying_pool(len);
+    (VirtioDma::copying(pool, |error| eprintln!("refused: {error}")), reach)
+}
+
+type Reach = SoftDevice<X86_64, Arc<Arena>, HostAddr>;
+
+/// The pool of such a device, and what it reaches.
+pub(crate) fn copying_pool(
+    len: u64,
+) -> (Arc<Pool<impl PoolMemory<Address = DmaAddr> + 'static, UserPlatform>>, Reach) {
     let tables = Arc::new(Arena::new(PhysAddr::new(1 << 50), 1 << 20));
     let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52)).unwrap(), tables).unwrap();
     let iommu = SoftIommu::over(&table).reaching::<HostAddr>();
@@ -117,6 +127,5 @@ pub(crate) fn copying(len: u64) -> (VirtioDma, SoftDevice<X86_64, Arc<Arena>, Ho
     let container: Container<_, parking_lot::RawMutex> =
         Container::with_domain(pinner, domain, Account::new(1 << 30));
     let slots = MappedBounce::new(&Mapper::new(container).unwrap(), len).unwrap();
-    let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform).unwrap());
-    (VirtioDma::copying(pool, |error| eprintln!("refused: {error}")), reach)
+    (Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform).unwrap()), reach)
 }

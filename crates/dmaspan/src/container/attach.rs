@@ -97,6 +97,7 @@ impl Attach<'_> {
         O: IommuOps + 'static,
     {
         let Self { regions, coherency, .. } = self;
+        domain.ops().observe(&Event::OneOwner);
         Arc::new(Attached { regions, coherency, paging: Box::new(Own::new(domain)) })
     }
 }
@@ -243,9 +244,6 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<DomainId, Error<P::Error>> {
         let by = Caller { device: None, label: Label::caller() };
-        if let Some((_, last)) = domains.list.last() {
-            last.paging.observe(&Event::OneOwner);
-        }
         let replayed = match domains.list.as_slice() {
             [(_, first), .., (_, last)] => {
                 let (from, to) = (&*first.paging, &*last.paging);

@@ -20,8 +20,8 @@ pub enum SyncFor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// All that is mapped in the domain from now on is of one owner, as a guest's memory in a
-    /// container: mappings side by side may be one buffer of its.
+    /// All that is mapped in the domain from now on has one owner, as a guest's memory in a
+    /// container: mappings side by side may be one buffer. Said before a container uses the domain.
     OneOwner,
     /// A driver asked to map in these IOVAs, which it was given for that. Said by the thread that
     /// maps before the tables change, and so also of a map that fails then.

@@ -167,9 +167,7 @@ impl core::fmt::Display for Beyond {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let Self { bytes, limit } = self;
         match limit {
-            0 => {
-                f.write_str("the pool was made without growth: `PoolConfig::growth` gives it some")
-            }
+            0 => f.write_str("the pool has no room to grow: `PoolConfig::growth` gives it some"),
             _ => write!(f, "growing by {bytes:#x} bytes exceeds the limit of {limit:#x} bytes"),
         }
     }

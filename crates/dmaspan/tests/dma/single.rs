@@ -141,8 +141,24 @@ fn memory_of_no_piece_or_of_several_is_refused() {
         let memory = Box::new(Pieces(vec![Piece::memory(span(RAM, 8)); pieces]));
         let refused = device.map_single(memory, Direction::ToDevice).unwrap_err();
         assert_eq!(refused.error, Error::NotSingle { pieces });
+        let text = match pieces {
+            0 => "memory without pieces, which has no bytes, cannot be mapped as one".to_owned(),
+            _ => format!("memory of {pieces} pieces cannot be mapped as one: map it as a list"),
+        };
+        assert_eq!(refused.error.to_string(), text);
         assert_eq!(refused.memory.unwrap().pieces().len(), pieces);
     }
+}
+
+#[test]
+fn a_sync_of_no_bytes_says_that_and_one_of_too_many_where_the_mapping_ends() {
+    let device = direct_pieces(DeviceConfig::bits(40), NoPool).unwrap();
+    let memory = Box::new(Pieces(vec![Piece::memory(span(RAM, 8))]));
+    let mapping = device.map_single(memory, Direction::ToDevice).unwrap();
+    let sync = |offset, len| device.sync_for_device(&mapping, offset, len).unwrap_err().to_string();
+    assert_eq!(sync(4, 0), "no bytes were asked for, of the 0x8 bytes mapped");
+    assert_eq!(sync(4, 5), "0x5 bytes at offset 0x4 are not within the 0x8 bytes mapped");
+    let _ = device.unmap(mapping).unwrap();
 }
 
 #[test]

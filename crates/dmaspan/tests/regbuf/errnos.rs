@@ -159,6 +159,10 @@ fn updates_are_refused_in_the_order_of_linux() {
     // Slots that are not there: found before what cannot be had.
     assert_eq!(errno(registry.update(4, &[page(NOWHERE)])), Errno::EINVAL);
     assert_eq!(errno(registry.update(0, &[])), Errno::EINVAL);
+    let text = registry.update(0, &[]).unwrap_err().to_string();
+    assert_eq!(text, "no slots were asked for, of the table of 4");
+    let text = registry.update(3, &two).unwrap_err().to_string();
+    assert_eq!(text, "2 slots from 3 on leave the table of 4");
     world.assert_idle();
     assert_eq!(registry.update(2, &two).unwrap(), 2);
 }

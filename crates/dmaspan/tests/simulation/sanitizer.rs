@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dmaspan::dma::{
-    Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, Flush, Mapping, NoPool, Piece, RawMemory,
-    ReserveRequest, Segment, Trust, Unmapped,
+    Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Flush, Mapping, NoPool, Piece,
+    RawMemory, ReserveRequest, Segment, Trust, Unmapped,
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
 use dmaspan::iommu::{
@@ -23,6 +23,10 @@ use dmaspan_sim::sanitizer::{
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use proptest::prelude::*;
+
+mod neighbours;
+mod reported;
+mod unsynced;
 
 const PAGE: u64 = 0x1000;
 
@@ -70,9 +74,16 @@ impl Platform for Machine {
     }
 }
 
-type Dma = DmaDomain<ArmLpaeS1<12>, Arena, Sanitized<Tlb>, Machine, Tracked<RawMemory>>;
+type DmaOf<H> = DmaDomain<ArmLpaeS1<12>, Arena, Sanitized<Tlb>, Machine, H>;
+type Dma = DmaOf<Tracked<RawMemory>>;
 
 fn dma(flush: Flush) -> (Sanitizer, Tlb, Arc<Dma>, Device<Dma>) {
+    dma_of(flush)
+}
+
+fn dma_of<H: DmaMemory + 'static>(
+    flush: Flush,
+) -> (Sanitizer, Tlb, Arc<DmaOf<H>>, Device<DmaOf<H>>) {
     let (table, iotlb) = table();
     let absent = AbsentEntries::Cached;
     let sanitizer = Sanitizer::new(SanitizerConfig { absent, ..SanitizerConfig::default() });

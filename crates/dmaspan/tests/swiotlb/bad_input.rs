@@ -109,6 +109,8 @@ fn leases_refuse_the_same() {
     let request = SlotRequest { granule: 0, ..any() };
     assert_eq!(refusal(1, &request), Error::Granule { granule: 0 });
     assert_eq!(rig.pool.stats(), stats);
+    let none = refusal(0, &any()).to_string();
+    assert_eq!(none, "no bytes were asked for, of the 0x0 bytes of the slot");
     let lease = rig.pool.lease(100, &any()).unwrap();
     for (offset, len) in [(0, 101), (100, 1), (u64::MAX, 1), (u64::MAX - 1, 5), (101, 0)] {
         let outside = Error::Outside { offset, len: u64::try_from(len).unwrap(), mapped: 100 };
@@ -197,6 +199,8 @@ fn growth_of_nothing_and_of_everything_is_bounded() {
     assert_eq!(grown(0, 1 << 20), Ok(SLOT));
     assert_eq!(grown(1, SLOT), Ok(SLOT));
     assert_eq!(grown(1, SLOT - 1), Err(Error::GrowthLimit { bytes: SLOT, limit: SLOT - 1 }));
+    let text = FlatRig::simple(1, PoolConfig::new(1)).pool.grow().unwrap_err().to_string();
+    assert_eq!(text, "the pool has no room to grow: `PoolConfig::growth` gives it some");
     let most = Error::GrowthLimit { bytes: u64::MAX, limit: u64::MAX };
     assert_eq!(grown(u64::MAX, u64::MAX), Err(most));
     assert_eq!(grown(1 << 40, u64::MAX), Err(Error::NoMemory { bytes: 1 << 40 }));

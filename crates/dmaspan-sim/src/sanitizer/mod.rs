@@ -30,7 +30,8 @@
 //! - IOVAs or memory go back: [`on_release`](Sanitizer::on_release) and
 //!   [`on_free`](Sanitizer::on_free). Finds a late flush, and a release of what is mapped.
 //! - A device accesses memory: [`on_dma`](Sanitizer::on_dma). Finds a use after unmap, before the
-//!   flush and after it, and an access to nothing, past a mapping, beside it or without permission.
+//!   flush and after it, and an access to nothing, past a mapping, beside it, into the next one or
+//!   without permission.
 //! - CPU and device take turns: [`on_sync`](Sanitizer::on_sync). Finds a sync outside of a
 //!   mapping, or in another direction.
 //! - It detaches, or ends: [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish).
@@ -59,13 +60,22 @@
 //! device that writes beside its buffer is found, though no IOMMU refuses it. Of a device that is
 //! [not trusted](SanitizerConfig::trust) neighbours are findings, too.
 //!
+//! # Neighbours
+//!
+//! An access that begins in one mapping and ends in another is an error, though no IOMMU refuses
+//! it: allocators pack, and the next packet is overwritten. What a domain was asked for together is
+//! one mapping, as a list or a reservation is; of events, what one [`on_map`](Sanitizer::on_map)
+//! named. In the domain of a container neighbours may be one buffer:
+//! [`SanitizerConfig::neighbours`] says otherwise, there or elsewhere.
+//!
 //! # Errors and advice
 //!
 //! [`errors`](Sanitizer::errors) are wrong, and a test asserts that there are none.
 //! [`advice`](Sanitizer::advice) is what could be better: a pointless flush, or a trusted device
 //! that looks beside its buffer. Each kind of finding has room of its
 //! [own](SanitizerConfig::findings), so that a flood of one hides no other. Displayed, a sanitizer
-//! is a report of all of them.
+//! is a report of all of them. A report that was not displayed is printed to standard error where a
+//! panic drops a sanitizer, as that of a test's own assertion does.
 //!
 //! # Ready wrappers
 //!
@@ -78,6 +88,9 @@
 //! of what they access. A call that the API refuses changes nothing, and is a finding where a
 //! driver named bytes that are not its mapping's: a sync outside, an unmap by another length, a
 //! second unmap.
+//!
+//! A [`PoisonedPool`] goes around the bounce pool of a device that bounces all: what the CPU or the
+//! device reads before it was synced is poison then.
 //!
 //! Clones share all state and can go to all threads; one lock is around it, which puts events in an
 //! order that is the same in all reports.
@@ -424,7 +437,10 @@ impl Sanitizer {
     #[track_caller]
     pub fn on_detach(&self) {
         self.tell(Op::Detach, Where::All, |state, now| {
-            state.leaks(now);
+            // A test that ends by a panic unmaps nothing: that is no bug of its driver.
+            if !thread::panicking() {
+                state.leaks(now);
+            }
             state.detached(now);
         });
     }
@@ -517,6 +533,10 @@ impl Sanitizer {
         let name = name.or(by.and_then(|by| by.device)).or(self.name);
         let record = state.record(op, iovas, Origin { location, thread, name });
         let answer = look(&mut state, &record);
+        if thread::panicking() && state.displayed == known {
+            // Nor is what else comes of unwinding, alone, worth a report.
+            state.displayed = state.findings.len();
+        }
         if self.shared.mode == OnFinding::Panic && !thread::panicking() {
             let mut new = state.findings[known..].iter();
             let new = new.find(|found| found.class() == Severity::Error);

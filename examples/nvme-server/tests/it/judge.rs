@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dmaspan::iommu::{Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, Prot};
 use dmaspan_nvme_server::Observer;
-use dmaspan_sim::sanitizer::{LeafSizes, Parts, Sanitizer, SanitizerConfig};
+use dmaspan_sim::sanitizer::{LeafSizes, Neighbours, Parts, Sanitizer, SanitizerConfig};
 use dmaspan_sim::walker::Access;
 
 /// What the client is told to be unused counts as unmapped and flushed. A use after that is an
@@ -18,7 +18,10 @@ pub(crate) struct Judge {
 impl Judge {
     pub(crate) fn new() -> Self {
         let (parts, leaf_sizes) = (Parts::Allow, LeafSizes::Any);
-        let config = SanitizerConfig { parts, leaf_sizes, ..SanitizerConfig::default() };
+        // Regions side by side are one memory of the client.
+        let neighbours = Neighbours::Joined;
+        let config =
+            SanitizerConfig { parts, leaf_sizes, neighbours, ..SanitizerConfig::default() };
         Self { sanitizer: Sanitizer::new(config), uses: AtomicU64::new(0) }
     }
 

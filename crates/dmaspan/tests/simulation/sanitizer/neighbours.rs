@@ -39,7 +39,7 @@ fn side_by_side(mut at: Vec<u64>, len: u64) -> (u64, u64) {
 #[test]
 fn a_packet_longer_than_its_buffer_is_found_where_the_next_packet_is_mapped_behind_it() {
     let (sanitizer, _, _, device) = dma(Flush::Strict);
-    let map = |n| {
+    let map = |n: u64| {
         let memory = memory(&sanitizer, frames(2 * n, 1));
         device.map_single(memory, Direction::FromDevice).unwrap()
     };

@@ -143,11 +143,11 @@ fn both_syncs_of_a_buffer_that_goes_both_ways_are_missed_where_they_are_missing(
     // Only read, it needs no sync for the device.
     assert_eq!(rig.card(&mapping, 0), b'a');
     assert_eq!(rig.missing(), []);
-    rig.cpu_writes(0, b"answer");
+    rig.cpu_writes(0, b"reply!");
     assert_eq!(rig.card(&mapping, 0), POISON);
     assert_eq!(rig.missing().len(), 1);
     rig.driver.sync_for_device(&mapping, 0, 64).unwrap();
-    assert_eq!((rig.card(&mapping, 0), rig.card(&mapping, 5)), (b'a', b'r'));
+    assert_eq!((rig.card(&mapping, 0), rig.card(&mapping, 5)), (b'r', b'!'));
     // Written in the device's turn, without any sync.
     rig.cpu_writes(100, b"x");
     assert_eq!((rig.card(&mapping, 100), rig.missing().len()), (POISON, 2));

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use dmaspan::regbuf::{RegionError, RemoteMemory};
 use dmaspan::{Errno, Iova, Prot};
-use dmaspan_linux::Memory;
-use dmaspan_linux::client::{ClientMemory, ClientRegions, ClientUnmapping};
-use dmaspan_linux::mem::AdoptError;
+use dmaspan_linux::client::{self, ClientFd, ClientMemory, ClientRegions, ClientUnmapping};
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags};
 
 use crate::ClientDmaError;
+
+/// `HUGETLBFS_MAGIC` of linux/magic.h.
+const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Which files of a client become memory. Files that are no memory, such as those of other devices'
 /// BARs, are remembered as unreachable either way.
@@ -98,8 +99,9 @@ impl ClientDma {
     /// DMA_MAP: the client has `size` bytes at `address`, those of `file` from `offset` on.
     ///
     /// Without a file, and with a file that is no memory, the region is remembered as unreachable:
-    /// it can be held, and each read and write of it fails with `EFAULT`. The descriptor of other
-    /// files is open for as long as the region's memory is.
+    /// it can be held, and each read and write of it fails with `EFAULT`. Memory is mapped as
+    /// `flags` say: this process cannot write what the client gave for reads alone, and the file of
+    /// that may be open for reading or sealed against being written.
     ///
     /// # Errors
     ///
@@ -107,7 +109,7 @@ impl ClientDma {
     ///
     /// # Context
     ///
-    /// System calls, among them mmap(2).
+    /// System calls, among them mmap(2), that wait for nobody, whatever the file is.
     pub fn map(
         &self,
         flags: DmaMapFlags,
@@ -121,12 +123,13 @@ impl ClientDma {
             return Err(ClientDmaError::TooMany { address, most });
         }
         let (at, access) = (Iova::new(address), access(flags));
-        let memory = match file {
-            Some(file) => self.memory(file, offset, address, size)?,
-            None => None,
-        };
-        match memory {
-            Some(memory) => self.regions.insert(at, access, Arc::new(memory))?,
+        match file.and_then(|file| ClientFd::from(file).into_memory()) {
+            Some(file) => {
+                self.check(&file, address, size)?;
+                let memory = client::map_file(file, offset, size, access);
+                let failed = |error| ClientDmaError::File { address, len: size, error };
+                self.regions.insert(at, access, memory.map_err(failed)?)?
+            }
             None => self.regions.insert_remote(at, size, access, Arc::new(Unreachable))?,
         };
         self.changes.lock().maps += 1;
@@ -134,27 +137,16 @@ impl ClientDma {
         Ok(())
     }
 
-    /// The memory of a file; `None` where it is none.
-    fn memory(
-        &self,
-        file: OwnedFd,
-        offset: u64,
-        address: u64,
-        len: u64,
-    ) -> Result<Option<Memory>, ClientDmaError> {
-        let is_sealed = fcntl_get_seals(&file).is_ok_and(|has| has.contains(SealFlags::SHRINK));
-        let memory = match Memory::from_file(file, offset, len) {
-            Ok(memory) => memory,
-            Err(AdoptError::NotInMemory) => return Ok(None),
-            Err(error) => return Err(ClientDmaError::File { address, len, error }),
-        };
-        // Looked at first, the seal would not tell memory from what is none.
-        let is_base = memory.page_size() == base_page();
+    /// Refuses a file in memory that the client could shorten, unless it is trusted. Of such files
+    /// the kernel alone answers both questions.
+    fn check(&self, file: &OwnedFd, address: u64, len: u64) -> Result<(), ClientDmaError> {
+        let is_sealed = || fcntl_get_seals(file).is_ok_and(|has| has.contains(SealFlags::SHRINK));
+        let is_base = || fstatfs(file).is_ok_and(|on| u64::try_from(on.f_type) != Ok(HUGETLBFS));
         match self.files {
-            ClientFiles::Sealed if !(is_sealed && is_base) => {
+            ClientFiles::Sealed if !(is_sealed() && is_base()) => {
                 Err(ClientDmaError::NotSealed { address, len })
             }
-            _ => Ok(Some(memory)),
+            _ => Ok(()),
         }
     }
 
@@ -253,10 +245,6 @@ fn access(flags: DmaMapFlags) -> Prot {
     access.set(Prot::READ, flags.contains(DmaMapFlags::READ));
     access.set(Prot::WRITE, flags.contains(DmaMapFlags::WRITE));
     access
-}
-
-fn base_page() -> u64 {
-    u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX)
 }
 
 /// Memory that this process cannot reach.

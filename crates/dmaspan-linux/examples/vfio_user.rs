@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let regions = Arc::new(ClientRegions::new());
     for (n, ram) in client_ram.iter().enumerate() {
         let (fd, offset) = ram.file().ok_or("a memfd has a file")?;
-        let memory = Arc::new(Memory::from_file(fd.try_clone_to_owned()?, offset, MIB)?);
+        let memory = client::map_file(fd.try_clone_to_owned()?, offset, MIB, Prot::READ_WRITE)?;
         let at = RAM.checked_add(n as u64 * MIB).ok_or("the region wraps")?;
         regions.insert(at, Prot::READ_WRITE, memory)?;
     }

@@ -7,10 +7,12 @@
 //!
 //! | request of vfio-user | here |
 //! |---|---|
-//! | `DMA_MAP` with a file | [`Memory::from_file`](crate::Memory::from_file), [`Regions::insert`] |
+//! | any with descriptors | [`ClientFd`], which nobody waits for |
+//! | `DMA_MAP` with a file | [`map_file`], [`Regions::insert`] |
 //! | `DMA_MAP` without one | [`Regions::insert_remote`]: a [`RemoteMemory`] sends messages |
 //! | `DMA_UNMAP` | [`Regions::unmap`] or [`unmap_all`], answered after [`wait`] |
-//! | a descriptor | [`Regions::hold`] until the device model is done with it |
+//! | a descriptor of a queue | [`Regions::hold`] until the device model is done with it |
+//! | `DEVICE_SET_IRQS` | [`ClientEvent`], which is signalled without waiting |
 //!
 //! [`unmap_all`]: Regions::unmap_all
 //! [`RemoteMemory`]: dmaspan::regbuf::RemoteMemory
@@ -40,16 +42,23 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dmaspan::regbuf::{Held, HeldError, Regions, Unmapping};
+use dmaspan::regbuf::{Held, HeldError, HostMemory, Regions, Unmapping};
 use dmaspan::{Address, Errno, Iova, Prot, Span};
 use parking_lot::lock_api::RawMutex;
 
+use crate::Memory;
+use crate::mem::{AdoptError, ReadOnlyMemory};
 use crate::os;
 use crate::sys::vectored;
 use crate::wait::within;
+
+mod fd;
+
+pub use fd::{ClientEvent, ClientFd, ClientFds, EventError};
 
 /// The memory of a client whose addresses are IOVAs, as of a vfio-user client.
 pub type ClientRegions = Regions<Iova, parking_lot::RawMutex>;
@@ -59,6 +68,44 @@ pub type ClientMemory = Held<Iova, parking_lot::RawMutex>;
 
 /// What such a client has unmapped, until nothing holds any of it.
 pub type ClientUnmapping = Unmapping<Iova, parking_lot::RawMutex>;
+
+/// Maps part of a file that a client sent, as it may be accessed: without [`Prot::WRITE`] this
+/// process cannot write it, and the file may be one that it could not write either. The file's
+/// descriptor is closed.
+///
+/// ```
+/// use dmaspan::{Iova, Prot};
+/// use dmaspan_linux::client::{self, ClientRegions};
+/// use dmaspan_linux::{Memory, MemoryKind};
+///
+/// let ram = Memory::new(MemoryKind::Memfd, 1 << 20)?;
+/// let (fd, offset) = ram.file().ok_or("a memfd has a file")?;
+/// let (regions, at) = (ClientRegions::new(), Iova::new(0x4000_0000));
+/// let memory = client::map_file(fd.try_clone_to_owned()?, offset, 1 << 20, Prot::READ)?;
+/// assert!(regions.insert(at, Prot::READ_WRITE, memory.clone()).is_err());
+/// regions.insert(at, Prot::READ, memory)?;
+/// assert!(regions.hold(at, 8, Prot::READ).is_ok() && regions.hold(at, 8, Prot::WRITE).is_err());
+/// Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Memory::from_file`].
+///
+/// # Context
+///
+/// As [`Memory::from_file`].
+pub fn map_file(
+    file: impl Into<OwnedFd>,
+    offset: u64,
+    len: u64,
+    access: Prot,
+) -> Result<Arc<dyn HostMemory>, AdoptError> {
+    if access.contains(Prot::WRITE) {
+        return Ok(Arc::new(Memory::from_file(file, offset, len)?.without_file()));
+    }
+    Ok(Arc::new(ReadOnlyMemory::from_file(file, offset, len)?.without_file()))
+}
 
 /// Sleeps until nothing holds what was unmapped, for `bound` at most, and returns how many bytes
 /// that were. The client is answered then.

@@ -11,9 +11,11 @@ mod judge;
 
 use std::env::args_os;
 use std::error::Error;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dmaspan_linux::client::ClientFd;
 use dmaspan_nvme_server::{Disk, GuestMemory, Session, listen, raise_limit};
 use dmaspan_vfio_user::ClientDma;
 use judge::Judge;
@@ -34,6 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let memory = GuestMemory::from(ClientDma::default()).observed(judge.clone());
         let (client, _) = listener.accept()?;
         let (report, ended) = Session::new(disk.try_clone()?, memory, THREADS)?.serve(&client);
+        drop(ClientFd::from(OwnedFd::from(client)));
         let (uses, errors) = judge.verdict();
         errors.iter().for_each(|error| println!("{error}"));
         println!("sanitizer: {uses} uses, {} errors", errors.len());

@@ -1,31 +1,95 @@
 //! The socket and the limits of a process that serves.
 
+use std::fs::{self, FileType};
 use std::io::{self, ErrorKind};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 
-/// Listens on a socket; one that nobody listens on any more is replaced.
+/// Listens on a socket; one that nobody listens on any more is replaced. Nothing else that has the
+/// name is touched.
+///
+/// A socket that is to go is renamed first, and looked at once more: what another process has put
+/// in its place meanwhile gets its name back.
 ///
 /// # Errors
 ///
-/// Of bind(2), and of unlink(2) of the socket before it.
+/// `AddrInUse` where somebody listens there, or something is there that is no socket, and what that
+/// is; of bind(2), rename(2) and unlink(2).
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            let left = UnixStream::connect(path);
-            if left.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
-                std::fs::remove_file(path)?;
-            }
+            remove_left_over(path)?;
             UnixListener::bind(path)
         }
         listener => listener,
     }
 }
 
-/// Raises the limit of open files as far as it goes: each region of a client has one. With a lower
-/// limit the client is told where it is reached.
+/// Removes a socket that nobody listens on.
+fn remove_left_over(path: &Path) -> io::Result<()> {
+    let inode = |path: &Path| fs::symlink_metadata(path).map(|at| (at.dev(), at.ino()));
+    let examined = inode(path)?;
+    check(path)?;
+    let mut aside = PathBuf::from(path).into_os_string();
+    aside.push(format!(".{}.left-over", getpid().as_raw_nonzero()));
+    let aside = PathBuf::from(aside);
+    let rename = |from: &Path, to: &Path| {
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // The file system has no such flag.
+            Err(Errno::INVAL) if !to.exists() => fs::rename(from, to),
+            renamed => Ok(renamed?),
+        }
+    };
+    rename(path, &aside)?;
+    if inode(&aside)? == examined && check(&aside).is_ok() {
+        return fs::remove_file(&aside);
+    }
+    rename(&aside, path)
+        .map_err(|error| in_use(format!("it changed, and is {aside:?} now: {error}")))?;
+    Err(in_use("somebody else makes it at this moment".to_owned()))
+}
+
+/// Refuses what is not a socket that nobody listens on.
+fn check(path: &Path) -> io::Result<()> {
+    let metadata = fs::symlink_metadata(path)?;
+    if !metadata.file_type().is_socket() {
+        let (kind, len) = (name(metadata.file_type()), metadata.len());
+        return Err(in_use(format!("{kind} of {len} bytes is there, which stays")));
+    }
+    // Without waiting: a server that accepts nobody has no room for one more.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&client, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
+            Err(in_use("another process listens there".to_owned()))
+        }
+        Err(error) => Err(in_use(format!("whether somebody listens there is unknown: {error}"))),
+    }
+}
+
+fn in_use(why: String) -> io::Error {
+    io::Error::new(ErrorKind::AddrInUse, format!("{why}: name another place for the socket"))
+}
+
+fn name(kind: FileType) -> &'static str {
+    match () {
+        () if kind.is_file() => "a regular file",
+        () if kind.is_dir() => "a directory",
+        () if kind.is_symlink() => "a symbolic link",
+        () if kind.is_block_device() => "a block device",
+        () => "a pipe or a device",
+    }
+}
+
+/// Raises the limit of open files as far as it goes. With a lower limit the client is told where it
+/// is reached.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

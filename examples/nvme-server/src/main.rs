@@ -7,10 +7,14 @@
 //!     -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"SOCKET"}}'
 //! ```
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use dmaspan_linux::client::ClientFd;
 use dmaspan_nvme_server::{Disk, Session, listen, raise_limit};
 use dmaspan_vfio_user::{ClientDma, ClientFiles};
 
@@ -45,11 +49,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// What is to be said of arguments that are the wrong way round.
+fn order(args: &Args) -> &'static str {
+    let kind = |path: &Path| fs::metadata(path).map(|metadata| metadata.file_type());
+    let is_socket = kind(&args.file).is_ok_and(|kind| kind.is_socket());
+    match kind(&args.socket) {
+        Ok(kind) if kind.is_file() || kind.is_block_device() => {
+            "; the arguments may be the wrong way round: SOCKET comes before FILE"
+        }
+        _ if is_socket => "; the arguments are the wrong way round: SOCKET comes before FILE",
+        _ => "",
+    }
+}
+
 fn run(args: &Args) -> Result<(), String> {
-    let disk = Disk::open(&args.file).map_err(|error| format!("{:?}: {error}", args.file))?;
+    let failed = |path: &Path, error| format!("{path:?}: {error}{}", order(args));
+    let disk = Disk::open(&args.file).map_err(|error| failed(&args.file, error))?;
     raise_limit();
     let files = if args.trust { ClientFiles::Any } else { ClientFiles::Sealed };
-    let listener = listen(&args.socket).map_err(|error| format!("{:?}: {error}", args.socket))?;
+    let listener = listen(&args.socket).map_err(|error| failed(&args.socket, error))?;
     println!("{} blocks of 512 bytes at {}", disk.blocks(), args.socket.display());
     loop {
         let (client, _) = listener.accept().map_err(|error| format!("a client: {error}"))?;
@@ -57,6 +75,7 @@ fn run(args: &Args) -> Result<(), String> {
         let session = Session::new(disk, ClientDma::new(files), args.threads.into());
         let session = session.map_err(|error| format!("threads: {error}"))?;
         let (report, ended) = session.serve(&client);
+        drop(ClientFd::from(OwnedFd::from(client)));
         println!("{report}");
         if let Err(why) = ended {
             eprintln!("dmaspan-nvme-server: {why}");

@@ -1,15 +1,14 @@
 //! The requests of a client, one after the other.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dmaspan::Errno;
+use dmaspan_linux::client::{ClientFd, ClientFds, EventError};
 use dmaspan_vfio_user::ClientDma;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags};
 
 use crate::bytes::{put, u16_at, u32_at, u64_at};
@@ -22,6 +21,8 @@ use crate::wire::{self, MAX_DATA, MAX_FDS, Message, WireError};
 /// How long an unmap, a reset or the end of bus mastering waits for commands: less than QEMU waits
 /// for an answer, 5 s.
 const BOUND: Duration = Duration::from_secs(4);
+/// How long a client may take to read an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Numbers of regions and of kinds of interrupts (`linux/vfio.h`), and how many there are.
 const BAR0: u32 = 0;
@@ -82,6 +83,7 @@ impl fmt::Display for Report {
 pub struct Session {
     controller: Controller,
     dma: Arc<GuestMemory>,
+    fds: ClientFds,
     config: Config,
     report: Report,
 }
@@ -115,16 +117,19 @@ impl Session {
     pub fn new(disk: Disk, dma: impl Into<GuestMemory>, threads: usize) -> std::io::Result<Self> {
         let dma = Arc::new(dma.into());
         let controller = Controller::new(Arc::clone(&dma), disk, threads)?;
-        Ok(Self { controller, dma, config: Config::new(), report: Report::default() })
+        let (fds, config, report) = (ClientFds::default(), Config::new(), Report::default());
+        Ok(Self { controller, dma, fds, config, report })
     }
 
-    /// Answers a client until it ends, and forgets its memory.
+    /// Answers a client until it ends, and forgets its memory. The socket is shut down then; it is
+    /// closed as a [`ClientFd`], since descriptors may lie in it that were not received.
     ///
     /// # Errors
     ///
     /// [`WireError`], with the report.
     pub fn serve(mut self, socket: &UnixStream) -> (Report, Result<(), WireError>) {
         let ended = self.answer_all(socket);
+        let _ = socket.shutdown(Shutdown::Both);
         // The client is gone, and nobody is told how that ends.
         let _ = self.controller.reset(BOUND);
         let _ = self.dma.unmap(DmaUnmapFlags::UNMAP_ALL, 0, 0, BOUND);
@@ -133,9 +138,11 @@ impl Session {
     }
 
     fn answer_all(&mut self, socket: &UnixStream) -> Result<(), WireError> {
-        while let Some(message) = wire::receive(socket)? {
+        socket.set_read_timeout(Some(BOUND))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        while let Some(message) = wire::receive(socket, &self.fds)? {
             if let Some(answer) = self.answer(message) {
-                wire::send(socket, &answer)?;
+                wire::reply(socket, &answer)?;
             }
         }
         Ok(())
@@ -163,7 +170,8 @@ impl Session {
         message.is_answered().then(|| message.answer(&done))
     }
 
-    fn execute(&mut self, message: &Message, fds: Vec<OwnedFd>) -> Answer {
+    /// What becomes of descriptors that no request takes waits for nobody: they are dropped.
+    fn execute(&mut self, message: &Message, fds: Vec<ClientFd>) -> Answer {
         let body = message.body.as_slice();
         let done = match message.command {
             1 => version(body),
@@ -182,14 +190,15 @@ impl Session {
         done.ok_or_else(short)?
     }
 
-    fn map(&self, body: &[u8], mut fds: Vec<OwnedFd>) -> Option<Answer> {
+    fn map(&self, body: &[u8], mut fds: Vec<ClientFd>) -> Option<Answer> {
         let (flags, offset) = (u32_at(body, 4)?, u64_at(body, 8)?);
         let (address, size) = (u64_at(body, 16)?, u64_at(body, 24)?);
         if fds.len() > 1 {
             return Some(Err(refused(Errno::EINVAL, "a region has one file at most")));
         }
         let flags = DmaMapFlags::from_bits_retain(flags);
-        let mapped = self.dma.map(flags, offset, address, size, fds.pop());
+        let file = fds.pop().and_then(ClientFd::into_memory);
+        let mapped = self.dma.map(flags, offset, address, size, file);
         Some(match mapped {
             Ok(()) => Ok(Vec::new()),
             Err(error) => Err(refused(error.errno(), error.to_string())),
@@ -214,7 +223,7 @@ impl Session {
         Some(Ok(body.get(..24)?.to_vec()))
     }
 
-    fn set_interrupts(&self, body: &[u8], fds: Vec<OwnedFd>) -> Option<Answer> {
+    fn set_interrupts(&self, body: &[u8], fds: Vec<ClientFd>) -> Option<Answer> {
         let (flags, index) = (u32_at(body, 4)?, u32_at(body, 8)?);
         let (start, count) = (u32_at(body, 12)?, u32_at(body, 16)?);
         let end = start.checked_add(count).filter(|end| *end <= u32::from(VECTORS));
@@ -231,9 +240,12 @@ impl Session {
             }
             DATA_EVENTFD if fds.is_empty() => (0..count).map(|_| None).collect(),
             DATA_EVENTFD if fds.len() == count => {
-                match fds.into_iter().map(eventfd).collect::<Result<Vec<_>, _>>() {
-                    Ok(eventfds) => eventfds.into_iter().map(Some).collect(),
-                    Err(error) => return Some(Err(error)),
+                match fds.into_iter().map(|fd| fd.into_event().map(Some)).collect() {
+                    Ok(eventfds) => eventfds,
+                    Err(error) => {
+                        let error: EventError = error;
+                        return Some(Err(refused(error.errno(), error.to_string())));
+                    }
                 }
             }
             _ => {
@@ -365,17 +377,4 @@ fn in_bar(offset: u64, count: usize) -> bool {
 fn outside(region: u32, offset: u64, count: usize) -> Refused {
     let why = format!("region {region} has not {count} bytes at {offset:#x}");
     refused(Errno::EINVAL, why)
-}
-
-/// An eventfd to which a write does not wait. A client that clears the flag again keeps its own
-/// device waiting.
-fn eventfd(fd: OwnedFd) -> Result<File, Refused> {
-    let no_eventfd = |_| refused(Errno::EINVAL, "an interrupt's file is no eventfd");
-    let name = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(no_eventfd)?;
-    if name.as_os_str() != "anon_inode:[eventfd]" {
-        return Err(refused(Errno::EINVAL, "an interrupt's file is no eventfd"));
-    }
-    let set = fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
-    set.map_err(|_| refused(Errno::EINVAL, "an interrupt's file cannot be set"))?;
-    Ok(File::from(fd))
 }

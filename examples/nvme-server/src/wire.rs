@@ -1,12 +1,14 @@
 //! Messages on the socket (QEMU's docs/interop/vfio-user.rst, version 0.1).
 
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use dmaspan::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use dmaspan_linux::client::{ClientFd, ClientFds};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
+};
 
 use crate::bytes::{put, u16_at, u32_at};
 
@@ -18,6 +20,12 @@ pub(crate) const MAX_DATA: usize = 1 << 20;
 const MAX_BODY: usize = MAX_DATA + 64;
 /// The most descriptors of a message, as VERSION says it.
 pub(crate) const MAX_FDS: usize = 16;
+/// The most that the kernel takes with a message (`SCM_MAX_FD` of unix(7)). All are received: those
+/// for which there is no room the kernel drops on the thread that reads, which may wait for a socket
+/// among them.
+const SENT_FDS: usize = 253;
+/// How many descriptors of a client may be open that do not close.
+const MOST_UNCLOSED: usize = 64;
 
 /// The flag of a request that is not answered.
 const NO_REPLY: u32 = 1 << 4;
@@ -38,7 +46,7 @@ pub struct Message {
     /// The bytes behind the header.
     pub body: Vec<u8>,
     /// The descriptors that came with it.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<ClientFd>,
     /// Whether there were more descriptors than this process may have, or a message.
     pub is_short_of_fds: bool,
 }
@@ -75,7 +83,7 @@ impl Message {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The socket failed.
+    /// The socket failed, or the client took no answer for a time.
     #[error("the client's socket: {0}")]
     Socket(#[from] io::Error),
     /// It ended amid a message.
@@ -83,6 +91,15 @@ pub enum WireError {
     Ended {
         /// How many came.
         got: usize,
+    },
+    /// A session has no end while it waits for what the client's files do.
+    #[error(
+        "{unclosed} descriptors that the client sent do not close: it serves the files itself, or \
+         they are sockets whose peers do not read"
+    )]
+    Unclosed {
+        /// How many.
+        unclosed: usize,
     },
     /// Where the next message begins cannot be known.
     #[error("a message of {len} bytes, which are to be from {HEADER} to {}", HEADER + MAX_BODY)]
@@ -92,12 +109,15 @@ pub enum WireError {
     },
 }
 
-/// Reads the next message; `None` where the client has ended.
+/// Reads the next message; `None` where the client has ended. Its descriptors are counted by `of`.
+///
+/// This waits as long as the client likes, unless descriptors of it do not close: one of them may be
+/// the other end of the socket, which then never ends.
 ///
 /// # Errors
 ///
 /// [`WireError`]: there are no further messages.
-pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>, WireError> {
+pub(crate) fn receive(socket: &UnixStream, of: &ClientFds) -> Result<Option<Message>, WireError> {
     let mut message = Message {
         id: 0,
         command: 0,
@@ -107,7 +127,7 @@ pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>, WireError>
         is_short_of_fds: false,
     };
     let mut header = [0; HEADER];
-    let got = fill(socket, &mut header, &mut message)?;
+    let got = fill(socket, &mut header, &mut message, of)?;
     if got == 0 {
         return Ok(None);
     }
@@ -121,7 +141,7 @@ pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>, WireError>
     let body = usize::try_from(len).ok().and_then(|len| len.checked_sub(HEADER));
     let body = body.filter(|body| *body <= MAX_BODY).ok_or(WireError::Length { len })?;
     let mut bytes = vec![0; body];
-    let got = fill(socket, &mut bytes, &mut message)?;
+    let got = fill(socket, &mut bytes, &mut message, of)?;
     if got < body {
         return Err(WireError::Ended { got: HEADER + got });
     }
@@ -130,22 +150,38 @@ pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>, WireError>
 }
 
 /// Fills bytes from a socket, less where it ends, and takes the descriptors that come with them.
-fn fill(socket: &UnixStream, bytes: &mut [u8], message: &mut Message) -> io::Result<usize> {
+fn fill(
+    socket: &UnixStream,
+    bytes: &mut [u8],
+    message: &mut Message,
+    of: &ClientFds,
+) -> Result<usize, WireError> {
     let mut done = 0;
     while done < bytes.len() {
         let rest = bytes.get_mut(done..).unwrap_or_default();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut rest = [IoSliceMut::new(rest)];
-        let got = match recvmsg(socket, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => continue,
-            got => got?,
-        };
+        let received = recvmsg(socket, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC);
         for sent in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = sent {
-                message.fds.extend(fds);
+                message.fds.extend(fds.map(|fd| ClientFd::new(fd, of)));
             }
         }
+        let unclosed = of.unclosed();
+        let got = match received.map_err(io::Error::from) {
+            // The time of the socket is over, in which all descriptors should have been closed.
+            Err(error) if error.kind() == ErrorKind::WouldBlock && unclosed > 0 => {
+                return Err(WireError::Unclosed { unclosed });
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                continue;
+            }
+            _ if unclosed > MOST_UNCLOSED => return Err(WireError::Unclosed { unclosed }),
+            got => got?,
+        };
         message.is_short_of_fds |=
             got.flags.contains(ReturnFlags::CTRUNC) || message.fds.len() > MAX_FDS;
         message.fds.truncate(MAX_FDS);
@@ -157,11 +193,19 @@ fn fill(socket: &UnixStream, bytes: &mut [u8], message: &mut Message) -> io::Res
     Ok(done)
 }
 
-/// Sends an answer.
+/// Sends an answer. A client that takes none of it in the time of the socket is gone.
 ///
 /// # Errors
 ///
 /// [`WireError::Socket`].
-pub(crate) fn send(mut socket: &UnixStream, answer: &[u8]) -> Result<(), WireError> {
-    Ok(socket.write_all(answer)?)
+pub(crate) fn reply(socket: &UnixStream, mut answer: &[u8]) -> Result<(), WireError> {
+    while !answer.is_empty() {
+        // Whatever the process does with SIGPIPE.
+        match send(socket, answer, SendFlags::NOSIGNAL) {
+            Ok(sent) => answer = answer.get(sent..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    }
+    Ok(())
 }

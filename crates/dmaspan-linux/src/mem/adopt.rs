@@ -4,22 +4,20 @@
 
 use std::any::Any;
 use std::fs::{self, File, Metadata};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 use dmaspan::{Errno, UserAddr, UserRange};
 
 use super::{AdoptError, Memory, MemoryKind};
+use crate::client::ClientFd;
 use crate::os;
 use crate::sys;
 use crate::sys::mapping::{self, Alignment, Backing, Mapping};
 
-/// File systems in memory (include/uapi/linux/magic.h): `TMPFS_MAGIC`, which files of
-/// memfd_create(2) are on too, `HUGETLBFS_MAGIC` and `RAMFS_MAGIC`.
-const TMPFS: u64 = 0x0102_1994;
+/// `HUGETLBFS_MAGIC` of include/uapi/linux/magic.h.
 const HUGETLBFS: u64 = 0x9584_58f6;
-const RAMFS: u64 = 0x8584_58f6;
 
 impl Memory {
     /// Takes memory of the application by its address, such as a guest's that a VMM has mapped.
@@ -94,7 +92,8 @@ impl Memory {
         offset: u64,
         keep: impl Any + Send + Sync,
     ) -> Result<Self, AdoptError> {
-        let file = File::from(file.into());
+        let file = ClientFd::from(file.into()).into_memory().ok_or(AdoptError::NotInMemory)?;
+        let file = File::from(file);
         let (metadata, ..) = in_memory(&file).map_err(|error| error.of_len(len))?;
         whole_pages(offset, len, sys::page_size())?;
         // SAFETY: the caller promises what is asked.
@@ -112,7 +111,7 @@ impl Memory {
 
     /// Maps `len` bytes from `offset` of a file in memory, shared with whoever else has it: of
     /// memfd_create(2), or on a tmpfs or hugetlbfs. Other files cannot be pinned for a device that
-    /// writes.
+    /// writes. [`ReadOnlyMemory`](super::ReadOnlyMemory) takes a file that may only be read.
     ///
     /// Pages are allocated by [`populate`](Self::populate), or when they are first used. If
     /// somebody shortens the file meanwhile, an access beyond its end ends the process by
@@ -131,10 +130,27 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// [`AdoptError`]: a file that is not in memory or is shorter, an offset or a length that is no
-    /// multiple of the size of its pages, too few hugetlb pages.
+    /// [`AdoptError`]: a file that is not in memory, is shorter, or was not opened for reading and
+    /// writing, an offset or a length that is no multiple of the size of its pages, too few hugetlb
+    /// pages.
+    ///
+    /// # Context
+    ///
+    /// System calls that wait for nobody, whatever the file is: one that is not in memory is looked
+    /// at no further, and [closed](crate::client::ClientFd) by another thread.
     pub fn from_file(file: impl Into<OwnedFd>, offset: u64, len: u64) -> Result<Self, AdoptError> {
-        let file = File::from(file.into());
+        Self::of_file(file.into(), offset, len, |fd, at| Backing::Shared(fd, at))
+    }
+
+    /// Maps part of a file in memory, by a backing of the file and an offset.
+    pub(super) fn of_file(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        backing: for<'fd> fn(BorrowedFd<'fd>, u64) -> Backing<'fd>,
+    ) -> Result<Self, AdoptError> {
+        let file = ClientFd::from(file).into_memory().ok_or(AdoptError::NotInMemory)?;
+        let file = File::from(file);
         let system = |errno| AdoptError::System { len, errno };
         let (metadata, is_hugetlb, block) = in_memory(&file).map_err(|error| error.of_len(len))?;
         let page_size = if is_hugetlb { block.max(sys::page_size()) } else { sys::page_size() };
@@ -151,24 +167,28 @@ impl Memory {
         };
         let too_long = AdoptError::TooLong { start: offset, len };
         let bytes = usize::try_from(len).map_err(|_| too_long)?;
-        let backing = Backing::Shared(file.as_fd(), offset);
+        let backing = backing(file.as_fd(), offset);
         let alignment = if is_hugetlb { Alignment::Kernel } else { to_leaves(offset, len) };
         let mapping = Mapping::new(backing, bytes, alignment).map_err(failed)?;
         let start = u64::try_from(mapping.addr()).map_err(|_| too_long)?;
         let range = whole_pages(start, len, page_size)?;
         Ok(Self::of(mapping, MemoryKind::Adopted, page_size, range, Some((file, offset))))
     }
+
+    /// The same memory, the file's descriptor of which is closed: a server has thousands of regions
+    /// of a client.
+    pub(crate) fn without_file(self) -> Self {
+        Self { file: None, ..self }
+    }
 }
 
 /// What a file in memory is: whether it is on a hugetlbfs, and the size of its pages then.
+///
+/// It is on a file system of the kernel alone, which answers both calls without asking anybody.
 fn in_memory(file: &File) -> Result<(Metadata, bool, u64), AdoptError> {
     let system = |errno| AdoptError::System { len: 0, errno };
     let metadata = file.metadata().map_err(|error| system(os::errno(&error)))?;
     let (file_system, block) = mapping::file_system(file.as_fd()).map_err(system)?;
-    // Devices have their files on a tmpfs as well, and are no memory.
-    if !metadata.is_file() || ![TMPFS, HUGETLBFS, RAMFS].contains(&file_system) {
-        return Err(AdoptError::NotInMemory);
-    }
     Ok((metadata, file_system == HUGETLBFS, block))
 }
 

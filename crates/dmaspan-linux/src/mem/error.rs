@@ -250,9 +250,9 @@ impl AdoptError {
 /// What a user can change whose file is not mapped (mmap(2), ERRORS).
 fn adopt_advice(errno: Errno) -> &'static str {
     match errno {
-        os::EACCES => "; open it for reading and writing",
+        os::EACCES => "; open it for reading and writing, or take it for reads alone",
         // F_SEAL_WRITE of fcntl(2).
-        Errno::EPERM => "; it may be sealed against being written",
+        Errno::EPERM => "; it may be sealed against being written: take it for reads alone",
         _ => advice(errno),
     }
 }

@@ -32,12 +32,14 @@ mod host;
 mod kind;
 mod original;
 mod populate;
+mod read_only;
 
 pub use access::{AccessError, CheckError};
 pub use bus::HostBytes;
 pub use error::{AdoptError, MemoryError, OutsideMemory, PopulateError};
 pub use exclusive::{ExclusiveMemory, NotExclusive};
 pub use kind::{MemoryKind, UnknownKind};
+pub use read_only::ReadOnlyMemory;
 
 /// Memory of one [`MemoryKind`], unmapped on drop.
 ///
@@ -181,8 +183,9 @@ impl Memory {
     /// A holder of the file can map the memory once more, so the memory is no [`ExclusiveMemory`]
     /// afterwards.
     pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        let (file, offset) = self.file.as_ref()?;
         self.file_shared.store(true, Ordering::Relaxed);
-        self.file.as_ref().map(|(file, offset)| (file.as_fd(), *offset))
+        Some((file.as_fd(), *offset))
     }
 
     /// The file behind `range` and the offset in it, for a kernel that maps by it: whoever has the
@@ -194,7 +197,7 @@ impl Memory {
     }
 
     fn is_file_shared(&self) -> bool {
-        self.file.is_some() && self.file_shared.load(Ordering::Relaxed)
+        self.file_shared.load(Ordering::Relaxed)
     }
 
     /// Returns where it is in this process. Its provenance is exposed: a bounce pool of

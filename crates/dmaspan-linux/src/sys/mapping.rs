@@ -15,9 +15,6 @@ use dmaspan::{Errno, HostAddr, Span};
 
 use crate::os;
 
-/// What memory allows.
-const PROT: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
-
 /// What backs a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Backing<'fd> {
@@ -25,6 +22,17 @@ pub(crate) enum Backing<'fd> {
     Anonymous(libc::c_int),
     /// The bytes of a file in memory from an offset, shared with whoever else maps it.
     Shared(BorrowedFd<'fd>, u64),
+    /// The same, which this process only reads.
+    ReadOnly(BorrowedFd<'fd>, u64),
+}
+
+/// How memory is mapped: the arguments of mmap(2) behind its length.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    prot: libc::c_int,
+    flags: libc::c_int,
+    fd: i32,
+    at: libc::off_t,
 }
 
 /// What the kernel shall do with memory.
@@ -76,13 +84,7 @@ pub(super) struct Region {
 
 impl Region {
     /// Maps `len` bytes where the kernel finds room.
-    fn new(
-        len: usize,
-        prot: libc::c_int,
-        flags: libc::c_int,
-        fd: i32,
-        at: libc::off_t,
-    ) -> Result<Self, Errno> {
+    fn new(len: usize, How { prot, flags, fd, at }: How) -> Result<Self, Errno> {
         debug_assert_eq!(flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE), 0);
         // SAFETY:
         // 1. With no address and without `MAP_FIXED`, mmap(2) replaces no mapping, whether it
@@ -101,7 +103,7 @@ impl Region {
     pub(super) fn reserve(len: usize, align: usize) -> Result<(Self, usize), Errno> {
         let region_len = len.checked_add(align).ok_or(Errno::ENOMEM)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let region = Self::new(region_len, libc::PROT_NONE, flags, -1, 0)?;
+        let region = Self::new(region_len, How { prot: libc::PROT_NONE, flags, fd: -1, at: 0 })?;
         let skip = region.start.addr().get().wrapping_neg() & (align - 1);
         Ok((region, skip))
     }
@@ -121,6 +123,12 @@ impl Region {
         fd: i32,
         offset: libc::off_t,
     ) -> Result<Self, Errno> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        self.place_as(skip, len, How { prot, flags, fd, at: offset })
+    }
+
+    fn place_as(self, skip: usize, len: usize, how: How) -> Result<Self, Errno> {
+        let How { prot, flags, fd, at } = how;
         let inside = skip.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside {
             return Err(Errno::EFAULT);
@@ -132,7 +140,7 @@ impl Region {
         //    anybody refers to: what refers to it owns it, or borrows who does. So `MAP_FIXED`
         //    replaces no memory in use.
         // 2. An `fd` that is not open is an error and nothing else.
-        let placed = unsafe { libc::mmap(wanted, len, PROT, flags | libc::MAP_FIXED, fd, offset) };
+        let placed = unsafe { libc::mmap(wanted, len, prot, flags | libc::MAP_FIXED, fd, at) };
         if placed == libc::MAP_FAILED {
             let errno = os::last_errno();
             // The kernel may have unmapped `wanted..wanted + len` before it failed, and another
@@ -181,12 +189,14 @@ enum Keep {
     Foreign { _keep: Box<dyn Any + Send + Sync> },
 }
 
-/// Readable and writable memory of this process, kept until this is dropped.
+/// Memory of this process, kept until this is dropped: readable, and writable unless it is
+/// [`Backing::ReadOnly`].
 ///
 /// # Invariant
 ///
-/// `start` is aligned to 8 bytes, and the `words` words from there are readable and writable until
-/// `_keep` is dropped.
+/// `start` is aligned to 8 bytes, and the `words` words from there are so until `_keep` is dropped.
+/// Whoever makes a mapping that is only read keeps it from all that writes, as
+/// [`ReadOnlyMemory`](crate::mem::ReadOnlyMemory) does.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<SharedWord>,
@@ -212,19 +222,40 @@ impl Mapping {
         len: usize,
         alignment: Alignment,
     ) -> Result<Self, Errno> {
-        let (flags, fd, at) = match backing {
-            Backing::Anonymous(flags) => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1, 0),
-            Backing::Shared(fd, offset) => {
-                let at = libc::off_t::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
-                (libc::MAP_SHARED, fd.as_raw_fd(), at)
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let at = |offset| libc::off_t::try_from(offset).map_err(|_| Errno::EOVERFLOW);
+        let how = |prot, flags, fd, at| How { prot, flags, fd, at };
+        match backing {
+            Backing::Anonymous(flags) => {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+                Self::mapped(how(both, flags, -1, 0), len, alignment)
             }
-        };
+            Backing::Shared(fd, offset) => {
+                let how = how(both, libc::MAP_SHARED, fd.as_raw_fd(), at(offset)?);
+                Self::mapped(how, len, alignment)
+            }
+            Backing::ReadOnly(fd, offset) => {
+                let shared = how(libc::PROT_READ, libc::MAP_SHARED, fd.as_raw_fd(), at(offset)?);
+                match Self::mapped(shared, len, alignment) {
+                    // Linux before 6.7 has no shared mapping of a file that is sealed against
+                    // writes. Its bytes do not change, and a private one has them, too.
+                    Err(Errno::EPERM) => {
+                        let flags = libc::MAP_PRIVATE;
+                        Self::mapped(How { flags, ..shared }, len, alignment)
+                    }
+                    mapped => mapped,
+                }
+            }
+        }
+    }
+
+    fn mapped(how: How, len: usize, alignment: Alignment) -> Result<Self, Errno> {
         match alignment {
             Alignment::Kernel => {
-                let region = Region::new(len, PROT, flags, fd, at)?;
+                let region = Region::new(len, how)?;
                 Ok(Self::of(region.start, len, region))
             }
-            Alignment::To(align) => Self::aligned(flags, fd, at, len, align),
+            Alignment::To(align) => Self::aligned(how, len, align),
         }
     }
 
@@ -247,30 +278,26 @@ impl Mapping {
     }
 
     /// Puts the memory over an aligned part of a larger region.
-    fn aligned(
-        flags: libc::c_int,
-        fd: i32,
-        at: libc::off_t,
-        len: usize,
-        align: usize,
-    ) -> Result<Self, Errno> {
+    fn aligned(how: How, len: usize, align: usize) -> Result<Self, Errno> {
         let (region, skip) = Region::reserve(len, align)?;
-        let region = region.place(skip, len, flags, fd, at)?;
+        let region = region.place_as(skip, len, how)?;
         let start = NonNull::new(region.at(skip)).ok_or(Errno::ENOMEM)?;
         Ok(Self::of(start, len, region))
     }
 
-    /// Memory of `len` bytes from `start` of `region`, where they are readable and writable.
+    /// Memory of `len` bytes from `start` of `region`, where they are as the invariant says.
     fn of(start: NonNull<libc::c_void>, len: usize, region: Region) -> Self {
         let keep = Keep::Region { _region: region };
         Self { start: start.cast(), words: len / size_of::<SharedWord>(), _keep: keep }
     }
 
-    /// The memory, as words: whoever else writes it, a load is a value that the word has had.
+    /// The memory, as words: whoever else writes it, a load is a value that the word has had. Words
+    /// of a mapping that is only read are loaded alone.
     pub(crate) fn words(&self) -> &[SharedWord] {
         // SAFETY:
-        // 1. `start` is aligned and `words` words from there stay mapped, readable and writable,
-        //    for as long as `self` is borrowed (the invariant).
+        // 1. `start` is aligned and `words` words from there stay mapped and readable for as long
+        //    as `self` is borrowed, and writable where anybody stores to them (the invariant).
+        //    Relaxed loads of bytes may be of memory that cannot be written (std::sync::atomic).
         // 2. Every bit pattern is a word, and what is mapped is initialised: zeroes at first.
         // 3. The kernel, devices and other processes may change the words meanwhile: they are atomic
         //    bytes, and so is whatever else of this process accesses them.

@@ -12,14 +12,14 @@
 //! [`iommufd`] make the requests of a kernel that maps memory for devices, whose structures are in
 //! [`uapi`]; [`kernel_mapping`] holds that memory until it is unmapped, and [`mapping_table`] knows
 //! what is mapped where. [`vectored`] reads and writes files straight from and to a client's
-//! memory. [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt. [`stdio`] is for
-//! programs.
+//! memory. [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt; [`aio`] signals
+//! the eventfds of others. [`stdio`] is for programs.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use dmaspan::Errno;
 
 use crate::os;
 
+pub(crate) mod aio;
 pub(crate) mod bar;
 pub(crate) mod bytes;
 pub(crate) mod direct_map;
@@ -131,6 +132,15 @@ pub(crate) fn memlock_limit() -> Option<u64> {
     // 1. `limit` is a live rlimit that the call may write, and nothing else refers to it.
     let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Whether a file is in memory: on a tmpfs, which files of memfd_create(2) are on too, or on a
+/// hugetlbfs. The kernel says so without asking the file system: others have no seals
+/// (`F_GET_SEALS` of fcntl(2)), nor have devices on a tmpfs.
+pub(crate) fn is_memory(file: BorrowedFd<'_>) -> bool {
+    // SAFETY:
+    // 1. This request takes numbers and touches no memory of ours. A borrowed file is open.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) >= 0 }
 }
 
 /// A file in memory without a name in any directory (memfd_create(2)), closed on exec.

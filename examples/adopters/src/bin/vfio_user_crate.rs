@@ -50,8 +50,9 @@ impl Dma {
         let mut access = Prot::empty();
         access.set(Prot::READ, flags.contains(DmaMapFlags::READ));
         access.set(Prot::WRITE, flags.contains(DmaMapFlags::WRITE));
-        let memory = Memory::from_file(fd, offset, len).map_err(|error| system(error.errno()))?;
-        let inserted = self.0.insert(Iova::new(at), access, Arc::new(memory));
+        let file = client::map_file(fd, offset, len, access);
+        let memory = file.map_err(|error| system(error.errno()))?;
+        let inserted = self.0.insert(Iova::new(at), access, memory);
         inserted.map(|_| ()).map_err(|error| system(error.errno()))
     }
 

@@ -65,8 +65,8 @@ impl Server {
         let at = Iova::new(address);
         let region = match file {
             Some((fd, offset)) => {
-                let memory = Memory::from_file(fd, offset, size)?;
-                self.regions.insert(at, access, Arc::new(memory))?
+                let memory = client::map_file(fd, offset, size, access)?;
+                self.regions.insert(at, access, memory)?
             }
             None => self.regions.insert_remote(at, size, access, Arc::new(Asked::default()))?,
         };

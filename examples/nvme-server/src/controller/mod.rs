@@ -1,12 +1,12 @@
 //! The controller: its registers, and the threads that do its commands.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use dmaspan_linux::client::ClientEvent;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::Disk;
@@ -164,7 +164,7 @@ impl Controller {
     }
 
     /// Says which eventfds signal vectors from `start` on; `None` signals nothing.
-    pub(crate) fn set_vectors(&self, start: usize, eventfds: Vec<Option<File>>) {
+    pub(crate) fn set_vectors(&self, start: usize, eventfds: Vec<Option<ClientEvent>>) {
         let mut state = self.shared.state.lock();
         for (vector, eventfd) in state.vectors.iter_mut().skip(start).zip(eventfds) {
             *vector = eventfd.map(Arc::new);

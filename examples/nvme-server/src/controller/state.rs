@@ -1,9 +1,9 @@
 //! The state of a controller: registers, queues, and the work that there is.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::Write;
 use std::sync::Arc;
+
+use dmaspan_linux::client::ClientEvent;
 
 use super::command::Completion;
 
@@ -67,7 +67,7 @@ pub(super) struct Place {
     pub(super) address: u64,
     /// The phase tag, 0 or 1.
     pub(super) phase: u16,
-    pub(super) interrupt: Option<Arc<File>>,
+    pub(super) interrupt: Option<Arc<ClientEvent>>,
 }
 
 /// Whether the function is a master of its bus. One that is not reaches no memory, and signals no
@@ -97,7 +97,7 @@ pub(super) struct State {
     pub(super) running: usize,
     /// Requests for events, of which there are none.
     pub(super) events: u32,
-    pub(super) vectors: Vec<Option<Arc<File>>>,
+    pub(super) vectors: Vec<Option<Arc<ClientEvent>>>,
     pub(super) is_stopped: bool,
 }
 
@@ -311,13 +311,5 @@ impl CompletionQueue {
         self.tail = behind;
         self.phase ^= u16::from(behind == 0);
         Some((address, phase))
-    }
-}
-
-/// Signals an interrupt, whose descriptor is an eventfd that does not block.
-pub(super) fn signal(interrupt: Option<&Arc<File>>) {
-    if let Some(mut eventfd) = interrupt.map(AsRef::as_ref) {
-        // A full counter has signalled already.
-        let _ = eventfd.write(&1_u64.to_ne_bytes());
     }
 }

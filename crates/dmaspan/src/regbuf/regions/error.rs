@@ -61,6 +61,19 @@ pub enum RegionError<A: Address> {
         /// What that permits.
         access: Prot,
     },
+    /// The memory of a region is mapped for less.
+    #[error(
+        "{range} was to permit {wanted:?}, but its memory is mapped here for {mapped:?}: permit \
+         that, or map it for more"
+    )]
+    Memory {
+        /// What was to be inserted.
+        range: Span<A>,
+        /// What it was to permit.
+        wanted: Prot,
+        /// What the mapping permits.
+        mapped: Prot,
+    },
     /// A region is not all in what was to be unmapped, and no region can be cut.
     #[error("unmapping {range} would cut the region {region}: unmap all of it or none")]
     Cuts {
@@ -104,6 +117,7 @@ impl<A: Address> RegionError<A> {
             Self::Wraps { .. } => Errno::EOVERFLOW,
             Self::Empty { .. } | Self::NoAccess { .. } | Self::Cuts { .. } => Errno::EINVAL,
             Self::Hole { .. } | Self::Access { .. } => Errno::EFAULT,
+            Self::Memory { .. } => Errno::EACCES,
             Self::NotMapped { .. } => Errno::EOPNOTSUPP,
             Self::NoMemory { .. } => Errno::ENOMEM,
             Self::Segments { error, .. } => error.errno(),

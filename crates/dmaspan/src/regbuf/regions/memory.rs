@@ -7,6 +7,7 @@ use core::ptr::NonNull;
 
 use crate::addr::HostAddr;
 use crate::error::Errno;
+use crate::prot::Prot;
 use crate::range::RangeError;
 use crate::regbuf::import::Outside;
 use crate::span::Span;
@@ -87,8 +88,9 @@ impl fmt::Debug for HostSlice<'_> {
 ///
 /// 1. [`slice`](Self::slice) gives the same slice, and the mapping stays: neither unmapped, moved
 ///    nor given another use; and
-/// 2. whoever has its addresses may read all of it and, where it is shared for writes, write it at
-///    any time: no code holds a Rust reference to it that this would break; and
+/// 2. whoever has its addresses may read all of it and, where [`access`](Self::access) permits
+///    writes, write it at any time: no code holds a Rust reference to it that this would break.
+///    The answer of `access` never changes; and
 /// 3. several threads call [`read`](Self::read) and [`write`](Self::write) at once, also for the
 ///    same bytes, or for some that overlap, and beside a pool that copies them: each byte is
 ///    accessed atomically and by itself, as by the functions of [`bytes`](crate::bytes).
@@ -96,6 +98,11 @@ impl fmt::Debug for HostSlice<'_> {
 pub unsafe trait HostMemory: Send + Sync {
     /// Returns where it is: at least one byte.
     fn slice(&self) -> HostSlice<'_>;
+
+    /// Returns what the mapping permits. A region of it permits no more.
+    fn access(&self) -> Prot {
+        Prot::READ_WRITE
+    }
 
     /// Copies the bytes from `offset` on into `bytes`, while others may write them.
     ///
@@ -108,7 +115,8 @@ pub unsafe trait HostMemory: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Outside`] where the memory has not so many bytes there. Then nothing was copied.
+    /// [`Outside`] where the memory has not so many bytes there that can be written. Then nothing
+    /// was copied.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Outside>;
 }
 

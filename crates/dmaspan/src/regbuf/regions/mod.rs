@@ -51,8 +51,6 @@ use region::{Backing, Region};
 /// others hold them. A process has `dmaspan_linux::client::ClientRegions`.
 ///
 /// ```
-/// use std::sync::Arc;
-///
 /// use dmaspan::{Iova, Prot};
 /// use dmaspan_linux::client::{self, ClientRegions};
 /// use dmaspan_linux::{Memory, MemoryKind};
@@ -60,8 +58,8 @@ use region::{Backing, Region};
 /// // DMA_MAP: a file that the client sent, here one of this process.
 /// let (file_of, regions) = (Memory::new(MemoryKind::Memfd, 0x10_0000)?, ClientRegions::new());
 /// let (fd, offset) = file_of.file().ok_or("a memfd has a file")?;
-/// let ram = Memory::from_file(fd.try_clone_to_owned()?, offset, 0x10_0000)?;
-/// regions.insert(Iova::new(0x4000_0000), Prot::READ_WRITE, Arc::new(ram))?;
+/// let ram = client::map_file(fd.try_clone_to_owned()?, offset, 0x10_0000, Prot::READ_WRITE)?;
+/// regions.insert(Iova::new(0x4000_0000), Prot::READ_WRITE, ram)?;
 ///
 /// // A descriptor names 0x200 bytes, into which the device model writes.
 /// let held = regions.hold(Iova::new(0x4000_4200), 0x200, Prot::WRITE)?;
@@ -113,7 +111,8 @@ impl<A: Address, L: RawMutex> Regions<A, L> {
     /// # Errors
     ///
     /// With nothing changed: [`RegionError::NoAccess`], [`RegionError::Empty`],
-    /// [`RegionError::Wraps`], [`RegionError::Overlaps`] and [`RegionError::NoMemory`].
+    /// [`RegionError::Wraps`], [`RegionError::Overlaps`], [`RegionError::Memory`] where the memory
+    /// [permits](HostMemory::access) less, and [`RegionError::NoMemory`].
     ///
     /// # Context
     ///
@@ -125,6 +124,11 @@ impl<A: Address, L: RawMutex> Regions<A, L> {
         memory: Arc<dyn HostMemory>,
     ) -> Result<Span<A>, RegionError<A>> {
         let len = u64::try_from(memory.slice().len()).unwrap_or(u64::MAX);
+        let mapped = memory.access() & Prot::READ_WRITE;
+        if !mapped.contains(access & Prot::READ_WRITE) {
+            let range = range_of(start, len)?;
+            return Err(RegionError::Memory { range, wanted: access, mapped });
+        }
         self.add(start, len, access, Backing::Mapped(memory))
     }
 

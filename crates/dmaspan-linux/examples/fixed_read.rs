@@ -6,6 +6,7 @@
 // ANCHOR: head
 use std::error::Error;
 use std::fs::{self, File};
+use std::io::Write;
 use std::sync::Arc;
 
 use dmaspan_linux::fixed::{FixedPool, FixedRing, PoolOptions};
@@ -20,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A file of 1 MiB and a bit, of bytes that are easily checked.
     let path = std::env::temp_dir().join(format!("dmaspan-fixed-read-{}", std::process::id()));
     let bytes: Vec<u8> = (0..(1 << 20) + 12_345u32).map(|n| (n % 251) as u8).collect();
-    fs::write(&path, &bytes)?;
+    File::create_new(&path)?.write_all(&bytes)?;
     let read = read(&Arc::new(File::open(&path)?), bytes.len());
     fs::remove_file(&path)?;
 

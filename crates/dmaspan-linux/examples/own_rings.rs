@@ -9,6 +9,7 @@
 // ANCHOR: head
 use std::error::Error;
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 
 use dmaspan_linux::fixed::{FixedPool, InFlight, PoolOptions, RingAttachment, RingFile};
@@ -63,7 +64,8 @@ impl Reader {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::temp_dir().join(format!("dmaspan-own-rings-{}", std::process::id()));
-    fs::write(&path, (0..8).flat_map(|block| [b'a' + block; BLOCK]).collect::<Vec<u8>>())?;
+    let bytes: Vec<u8> = (0..8).flat_map(|block| [b'a' + block; BLOCK]).collect();
+    File::create_new(&path)?.write_all(&bytes)?;
     let file = File::open(&path)?;
     fs::remove_file(&path)?;
 

@@ -49,6 +49,7 @@
 //! | [`vfio`] | memory mapped for real devices by VFIO and iommufd |
 //! | [`client`] | the memory of a client, for servers of virtual devices |
 //! | [`fixed`] | pools of buffers registered with the application's rings, for I/O of its own |
+//! | [`replace`] | files that programs write, whole or not at all |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
 //! kernels, and where io_uring is forbidden, memory is locked instead, and the addresses of its
@@ -90,6 +91,7 @@ pub mod pinner;
 pub mod plan;
 pub mod platform;
 pub mod registration;
+pub mod replace;
 pub mod vfio;
 
 mod os;

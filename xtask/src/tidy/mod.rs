@@ -11,6 +11,7 @@ pub mod names;
 pub mod size;
 pub mod unsafety;
 pub mod words;
+pub mod written;
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 19] = [
+pub const RULES: [Rule; 20] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -42,6 +43,7 @@ pub const RULES: [Rule; 19] = [
     manifests::product,
     names::duplicates,
     names::words,
+    written::replaced,
 ];
 
 /// What all rules find in a tree, by place.

@@ -154,7 +154,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let contents: Vec<u8> = (0..BLOCKS * BLOCK - 777).map(|n| ((n * n) >> 7) as u8).collect();
     let path = std::env::temp_dir().join(format!("dmaspan-compio-{}", std::process::id()));
-    fs::write(&path, &contents)?;
+    File::create_new(&path)?.write_all(&contents)?;
     let file = Arc::new(OwnedFd::from(File::open(&path)?));
 
     let pool = FixedPool::new(&PoolOptions::new(BLOCK as u64, 8))?;

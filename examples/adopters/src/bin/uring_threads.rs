@@ -8,6 +8,7 @@
 
 use std::error::Error;
 use std::fs::{self, File};
+use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -66,7 +67,7 @@ fn main() -> Result<(), Failed> {
     }
     let contents: Vec<u8> = (0..BLOCKS * BLOCK - 777).map(|n| ((n * n) >> 7) as u8).collect();
     let path = std::env::temp_dir().join(format!("dmaspan-uring-{}", std::process::id()));
-    fs::write(&path, &contents)?;
+    File::create_new(&path)?.write_all(&contents)?;
     let file = File::open(&path)?;
     fs::remove_file(&path)?;
 

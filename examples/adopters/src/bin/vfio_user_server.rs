@@ -11,6 +11,7 @@
 
 use std::error::Error;
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
@@ -155,7 +156,7 @@ impl Client {
 fn main() -> Result<(), Box<dyn Error>> {
     let contents: Vec<u8> = (0..16 << 10).map(|n: u32| ((n * 7) >> 4) as u8).collect();
     let path = std::env::temp_dir().join(format!("dmaspan-disk-{}", std::process::id()));
-    std::fs::write(&path, &contents)?;
+    File::create_new(&path)?.write_all(&contents)?;
     let disk = File::open(&path)?;
     std::fs::remove_file(&path)?;
     let (requests, queue) = mpsc::channel();

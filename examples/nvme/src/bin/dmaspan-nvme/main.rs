@@ -14,7 +14,6 @@ mod counting;
 mod hand;
 mod latency;
 mod load;
-mod out;
 mod report;
 mod space;
 
@@ -24,6 +23,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use dmaspan_linux::replace::WholeFile;
 use dmaspan_linux::stdio::{self, Printed};
 use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::VfioAccess;
@@ -33,7 +33,6 @@ use serde_json::json;
 
 use args::{Command, Format, IdentifyArgs, Line, ReadArgs, Target};
 use load::Failure;
-use out::Out;
 use space::Space;
 
 #[global_allocator]
@@ -115,7 +114,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     }
     let mut file = match &args.out {
         Some(path) => Some(
-            Out::file(path)
+            WholeFile::at(path)
                 .map_err(|error| format!("{} cannot be written: {error}", path.display()))?,
         ),
         None => None,
@@ -143,7 +142,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     }
     // All of it was read, however the controller ends.
     let ended = controller.shutdown([queue]);
-    file.map_or(Ok(()), Out::finish)?;
+    file.map_or(Ok(()), WholeFile::finish)?;
     Ok(ended?)
 }
 
@@ -180,4 +179,28 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         let _ = writeln!(io::stderr(), "{} (`--help` says more)", words.join(" "));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_read_of_no_device_leaves_the_file_as_it_was() {
+        let folder = std::env::temp_dir().join(format!("dmaspan-nvme-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let path = folder.join("disk.img");
+        fs::write(&path, b"before").unwrap();
+        let out = path.to_str().unwrap();
+        let line =
+            ["dmaspan-nvme", "read", "--lba", "0", "--blocks", "1", "--out", out, "ffff:ff:1f.7"];
+        let Command::Read(args) = Line::try_parse_from(line).unwrap().command else { panic!() };
+        read(&args).unwrap_err();
+        let names: Vec<_> =
+            fs::read_dir(&folder).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!((fs::read(&path).unwrap(), names), (b"before".into(), vec!["disk.img".into()]));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

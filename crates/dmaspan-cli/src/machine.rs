@@ -14,6 +14,8 @@ pub struct Machine {
     /// Whether a memory cgroup leaves less than the machine has.
     confined: bool,
     lockable: u64,
+    /// Where root's rights are, as far as they are not here.
+    outside: &'static str,
 }
 
 impl Machine {
@@ -24,15 +26,17 @@ impl Machine {
         let available = machine.available_bytes().unwrap_or(u64::MAX);
         let limits = machine.limits_of(process::id()).ok();
         let allowed = limits.as_ref().and_then(|limits| limits.cgroup_left).unwrap_or(u64::MAX);
-        let lockable = limits.and_then(|limits| limits.memlock).unwrap_or(u64::MAX);
+        let lockable = limits.as_ref().and_then(|limits| limits.memlock).unwrap_or(u64::MAX);
+        let is_inside = limits.is_some_and(|limits| limits.in_user_namespace);
+        let outside = if is_inside { " outside of this user namespace" } else { "" };
         let confined = allowed < available;
-        Self { available: available.min(allowed), confined, lockable }
+        Self { available: available.min(allowed), confined, lockable, outside }
     }
 
     /// A machine with so many bytes available, and no limit of what is pinned.
     #[must_use]
     pub const fn with_available(available: u64) -> Self {
-        Self { available, confined: false, lockable: u64::MAX }
+        Self { available, confined: false, lockable: u64::MAX, outside: "" }
     }
 
     /// The same machine for a process that may pin so many bytes.
@@ -54,6 +58,11 @@ impl Machine {
     /// Bytes that the process may pin, if nothing of it is pinned yet (`RLIMIT_MEMLOCK`).
     pub const fn lockable(&self) -> u64 {
         self.lockable
+    }
+
+    /// Where a process has root's rights, behind the word `root`: nothing, but in a user namespace.
+    pub const fn outside(&self) -> &'static str {
+        self.outside
     }
 
     /// Bytes of a kind that are available: free pages of its pool too, where it has one.

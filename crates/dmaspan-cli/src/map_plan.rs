@@ -102,7 +102,7 @@ pub(crate) enum UsageError {
     /// Less may be pinned than the least that can be mapped.
     #[error(
         "this process may pin only {} (RLIMIT_MEMLOCK) and leaves half of that to others, but a \
-         page of {what} has {}: raise the limit with `ulimit -l {}`{}, or run as root",
+         page of {what} has {}: raise the limit with `ulimit -l {}`{}, or run as root{outside}",
         ByteSize::new(*lockable), ByteSize::new(*least), least.saturating_mul(2).div_ceil(1024),
         or_base(lockable / 2, what)
     )]
@@ -113,6 +113,8 @@ pub(crate) enum UsageError {
         least: u64,
         /// What has pages of that size.
         what: String,
+        /// Where root may pin more.
+        outside: &'static str,
     },
 }
 
@@ -240,7 +242,8 @@ fn default_bytes(
     let by_limit = if lockable == u64::MAX { u64::MAX } else { fits(lockable / 2) };
     if by_limit < multiple {
         let what = what.to_owned();
-        return Err(UsageError::TooLittleLockable { lockable, least: multiple, what });
+        let outside = machine.outside();
+        return Err(UsageError::TooLittleLockable { lockable, least: multiple, what, outside });
     }
     let bytes = by_memory.max(multiple).min(by_limit).min(DEFAULT_BYTES.max(multiple));
     if bytes >= DEFAULT_BYTES {
@@ -248,8 +251,9 @@ fn default_bytes(
     }
     let why = if by_limit < by_memory {
         format!(
-            "this process may pin only {} (raise the limit with `ulimit -l`, or run as root)",
-            ByteSize::new(lockable)
+            "this process may pin only {} (raise the limit with `ulimit -l`, or run as root{})",
+            ByteSize::new(lockable),
+            machine.outside()
         )
     } else {
         let limited_by = machine.limited_by();

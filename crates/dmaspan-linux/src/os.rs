@@ -13,7 +13,7 @@ use dmaspan::{Errno, IovaRange};
 const THP_SIZE_DEFAULT: u64 = 2 << 20;
 
 /// `CAP_IPC_LOCK` (include/uapi/linux/capability.h): no limit of locked memory.
-const CAP_IPC_LOCK: u32 = 14;
+pub(crate) const CAP_IPC_LOCK: u64 = 1 << 14;
 
 /// Errors that the core has no name for (include/uapi/asm-generic/errno.h and errno-base.h).
 pub(crate) const EAGAIN: Errno = Errno::from_raw(libc::EAGAIN);
@@ -160,9 +160,37 @@ fn status_bytes(name: &str) -> u64 {
 
 /// Whether this thread may lock memory without limit.
 pub(crate) fn may_lock_without_limit() -> bool {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    capabilities(Path::new("/proc/thread-self")) & CAP_IPC_LOCK != 0
+}
+
+/// The capabilities that a process has of the machine, of which procfs tells in the folder `process`:
+/// none where it is in a user namespace.
+pub(crate) fn capabilities(process: &Path) -> u64 {
+    let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let effective = field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok());
-    effective.is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0)
+    effective.filter(|_| !is_in_user_namespace(process)).unwrap_or(0)
+}
+
+/// Whether a process is in another user namespace than the machine's first. Its capabilities count there
+/// alone, and lift no limit of the machine (user_namespaces(7)).
+pub(crate) fn is_in_user_namespace(process: &Path) -> bool {
+    match fs::read_link(process.join("ns/user")) {
+        // `PROC_USER_INIT_INO` (include/linux/proc_ns.h).
+        Ok(namespace) => namespace != Path::new("user:[4026531837]"),
+        // Its map may be read by everybody. A kernel without such namespaces has neither.
+        Err(_) => match fs::read_to_string(process.join("uid_map")) {
+            Ok(map) => !map.split_whitespace().eq(["0", "0", "4294967295"]),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        },
+    }
+}
+
+/// What stands behind the name of a capability that this process needs: where it needs it.
+pub(crate) fn outside() -> &'static str {
+    match is_in_user_namespace(Path::new("/proc/self")) {
+        true => " outside of this user namespace, in which it does not count",
+        false => "",
+    }
 }
 
 /// The value of a line `name value`.

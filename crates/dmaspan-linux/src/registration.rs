@@ -128,8 +128,8 @@ pub enum RegisterError {
     /// The process may not lock so much memory.
     #[error(
         "pinning the {} of {range} exceeds the limit of {} of locked memory (RLIMIT_MEMLOCK), of \
-         which some may be in use: raise it with `ulimit -l {}` (KiB) or run with CAP_IPC_LOCK",
-        Size(*needed), Size(*limit), limit.saturating_add(*needed).div_ceil(1024)
+         which some may be in use: raise it with `ulimit -l {}` (KiB) or run with CAP_IPC_LOCK{}",
+        Size(*needed), Size(*limit), limit.saturating_add(*needed).div_ceil(1024), os::outside()
     )]
     MemlockExceeded {
         /// The range asked for.

@@ -33,6 +33,12 @@ pub(super) fn source(pid: u32, args: &PlanArgs) -> Result<Source, PlanRunError> 
         return Err(PlanRunError::Nothing(nothing(pid, &choice, &memory)));
     }
     let mut notes = taken(&memory);
+    if allowed.in_user_namespace && allowed.memlock.is_some() {
+        notes.push(format!(
+            "process {pid} is in a user namespace, where CAP_IPC_LOCK does not lift its limit of \
+             locked memory"
+        ));
+    }
     let files = machine.device_files_of(pid).ok();
     let functions = files.as_ref().map_or_else(Vec::new, |files| functions(&machine, files));
     let mut iommu = usual_iommu();

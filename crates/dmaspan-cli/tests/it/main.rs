@@ -3,6 +3,7 @@
 mod cli;
 mod devices;
 mod inspect;
+mod namespaces;
 mod output;
 mod plan;
 mod process;

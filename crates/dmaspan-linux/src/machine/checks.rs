@@ -160,6 +160,16 @@ impl MachineFiles {
             Some(limit) if self.available_bytes().is_some_and(|available| limit >= available) => {
                 MachineCheck::right(name, format!("locked memory: {} may be locked", Size(limit)))
             }
+            Some(limit) if limits.in_user_namespace => MachineCheck::wrong(
+                name,
+                format!(
+                    "locked memory: only {} may be locked (RLIMIT_MEMLOCK); this process is in a \
+                     user namespace, where CAP_IPC_LOCK does not lift that",
+                    Size(limit)
+                ),
+                "`--ulimit memlock=-1:-1` where podman or docker starts the container, or \
+                 LimitMEMLOCK=infinity in the unit that does",
+            ),
             Some(limit) => MachineCheck::wrong(
                 name,
                 format!("locked memory: only {} may be locked (RLIMIT_MEMLOCK)", Size(limit)),

@@ -14,8 +14,10 @@ pub struct ProcessLimits {
     /// `RLIMIT_MEMLOCK` in bytes; `None` where nothing limits the process, as with
     /// `CAP_IPC_LOCK`.
     pub memlock: Option<u64>,
-    /// Whether it has `CAP_IPC_LOCK`.
+    /// Whether it has `CAP_IPC_LOCK`, where that lifts the limit: not in a user namespace.
     pub has_ipc_lock: bool,
+    /// Whether it is in a user namespace, as in a container that root did not start.
+    pub in_user_namespace: bool,
     /// The bytes that it has locked, those that VFIO type 1 pinned among them (`VmLck`).
     pub locked: u64,
     /// The bytes that iommufd and io_uring pinned for it (`VmPin`).
@@ -63,9 +65,6 @@ fn in_containers(pid: u32, inside: &[u32]) -> String {
         false => format!("{} has the number {pid} in a container", numbers.join(" or ")),
     }
 }
-
-/// `CAP_IPC_LOCK` (include/uapi/linux/capability.h): no limit of locked memory.
-const CAP_IPC_LOCK: u32 = 14;
 
 impl MachineFiles {
     /// Why a file of a process cannot be read.
@@ -132,9 +131,8 @@ impl MachineFiles {
             self.read(folder.join(name)).map_err(|error| self.process_error(pid, name, &error))
         };
         let (status, limits) = (read("status")?, read("limits")?);
-        let capabilities =
-            field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok());
-        let has_ipc_lock = capabilities.is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0);
+        let process = self.path(&folder);
+        let has_ipc_lock = os::capabilities(&process) & os::CAP_IPC_LOCK != 0;
         let limit = field(&limits, "Max locked memory").and_then(|line| {
             let soft = line.split_whitespace().next()?;
             soft.parse().ok()
@@ -144,6 +142,7 @@ impl MachineFiles {
         Ok(ProcessLimits {
             memlock: limit.filter(|_| !has_ipc_lock),
             has_ipc_lock,
+            in_user_namespace: os::is_in_user_namespace(&process),
             locked: kib_field(&status, "VmLck:").unwrap_or(0),
             pinned: kib_field(&status, "VmPin:").unwrap_or(0),
             cgroup_left: left.as_ref().map(|(left, _)| *left),

@@ -38,6 +38,42 @@ fn limits_of_a_process_are_those_of_its_files() {
 }
 
 #[test]
+fn capabilities_lift_the_limit_in_the_first_user_namespace_alone() {
+    let fake = process("CapEff:\t000001ffffffffff");
+    let lifted = |inside: bool| {
+        let limits = files(&fake).limits_of(7).unwrap();
+        let memlock = inside.then_some(8 << 20);
+        assert_eq!((limits.memlock, limits.has_ipc_lock), (memlock, !inside));
+        assert_eq!(limits.in_user_namespace, inside);
+    };
+    // A kernel without such namespaces.
+    lifted(false);
+    // Who may not follow the link reads the map.
+    for (map, inside) in
+        [("         0          0 4294967295\n", false), ("0 1000 1\n", true), ("", true)]
+    {
+        fake.file("proc/7/uid_map", map);
+        lifted(inside);
+    }
+    // A namespace within the first may map all users.
+    fake.file("proc/7/uid_map", "0 0 4294967295\n");
+    for (namespace, inside) in [("user:[4026531837]", false), ("user:[4026532311]", true)] {
+        fake.namespace("proc/7/ns/user", namespace);
+        lifted(inside);
+    }
+    let own = format!("proc/{}", std::process::id());
+    fake.file(&format!("{own}/status"), "CapEff:\t000001ffffffffff\n")
+        .file(&format!("{own}/limits"), LIMITS)
+        .namespace(&format!("{own}/ns/user"), "user:[4026532311]");
+    let checks = files(&fake).checks();
+    let check = checks.iter().find(|check| check.name == "memlock").unwrap();
+    assert!(
+        !check.is_right && check.text.contains("8 MiB") && check.text.contains("user namespace")
+    );
+    assert!(check.change.as_ref().unwrap().contains("memlock=-1:-1"), "{check}");
+}
+
+#[test]
 fn the_tightest_cgroup_counts_without_its_cached_files() {
     let fake = process("CapEff:\t0");
     let left = |cgroups: &str| {

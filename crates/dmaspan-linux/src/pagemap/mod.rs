@@ -91,7 +91,10 @@ pub enum Lookup {
 #[non_exhaustive]
 pub enum NoFrames {
     /// The kernel shows 0 for every frame number.
-    #[error("the kernel hides frame numbers from this process: run it with CAP_SYS_ADMIN")]
+    #[error(
+        "the kernel hides frame numbers from this process: run it with CAP_SYS_ADMIN{}",
+        os::outside()
+    )]
     NotPermitted,
     /// There is no pagemap to read.
     #[error("/proc/self/pagemap cannot be read: {}", os::words(*errno))]

@@ -147,6 +147,15 @@ impl Machine {
         self
     }
 
+    /// The link that says which namespace a process is in: `proc/self/ns/mnt`.
+    pub(crate) fn namespace(&self, path: &str, name: &str) -> &Self {
+        let path = self.root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        symlink(name, path).unwrap();
+        self
+    }
+
     /// A disk of a function, with a partition, and what `/proc/self/mountinfo` says.
     pub(crate) fn disk(&self, bdf: &str, name: &str, mountinfo: &str) -> &Self {
         let disk = format!("{HOME}/{bdf}/nvme/{name}");

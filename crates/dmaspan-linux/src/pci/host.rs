@@ -6,7 +6,8 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::files::{self, Root};
+use super::files::Root;
+use crate::os;
 
 /// Says what is known of the machine's IOMMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,9 +115,8 @@ pub(super) struct User {
 }
 
 /// Capabilities (include/uapi/linux/capability.h).
-const CAP_DAC_OVERRIDE: u32 = 1;
-const CAP_IPC_LOCK: u32 = 14;
-const CAP_SYS_RAWIO: u32 = 17;
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
+const CAP_SYS_RAWIO: u64 = 1 << 17;
 
 impl User {
     /// From `/proc/self/status` (proc(5)); `None` where there is none.
@@ -130,12 +130,13 @@ impl User {
         // Real, effective, saved, of the file system: the last one opens files.
         let mut groups = numbers("Groups:");
         groups.extend(numbers("Gid:").get(3));
-        let capabilities = files::hex(field("CapEff:").unwrap_or_default().trim()).unwrap_or(0);
+        // Devices' nodes belong to users of the machine, whom a user namespace does not have.
+        let capabilities = os::capabilities(&root.path("proc/self"));
         Some(Self { uid: *numbers("Uid:").get(3)?, groups, capabilities })
     }
 
-    const fn has(&self, capability: u32) -> bool {
-        self.capabilities >> capability & 1 != 0
+    const fn has(&self, capability: u64) -> bool {
+        self.capabilities & capability != 0
     }
 
     /// Whether it may open any file.
@@ -205,7 +206,7 @@ impl Host {
     pub(super) fn read(root: &Root) -> Self {
         let user = User::read(root);
         let config = config(root);
-        let locks_all = user.as_ref().is_some_and(|user| user.has(CAP_IPC_LOCK));
+        let locks_all = user.as_ref().is_some_and(|user| user.has(os::CAP_IPC_LOCK));
         Self {
             iommu: iommu(root, config.as_deref()),
             interrupts: interrupts(root),

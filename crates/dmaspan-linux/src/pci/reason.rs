@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::host::{Iommu, IommuTable, MachineKind, NodeOwner};
 use super::uses::Use;
 use super::{Bdf, Holder, Member};
+use crate::os;
 
 /// One thing that keeps a function from being used. Displayed as a sentence without a full stop;
 /// [`steps`](Self::steps) is what to do.
@@ -77,7 +78,9 @@ pub enum Reason {
     },
     /// The process may not drive what reaches all memory.
     #[error(
-        "user {uid} has not CAP_SYS_RAWIO, which it takes to use a function that reaches all memory"
+        "user {uid} has not CAP_SYS_RAWIO{}, which it takes to use a function that reaches all \
+         memory",
+        os::outside()
     )]
     NoRawIo {
         /// The user of this process.

@@ -128,9 +128,10 @@ pub enum Error {
     #[error(
         "{} more of locked memory are needed and the limit is {}, of which {}{} are used: raise it \
          to at least {} by `ulimit -l {}`, LimitMEMLOCK= of systemd or limits.conf, or give the \
-         process CAP_IPC_LOCK",
+         process CAP_IPC_LOCK{}",
         Size(*needed), Size(*limit), Size(*locked), counted(*locked_by),
-        Size(enough(*needed, *locked, *limit)), enough(*needed, *locked, *limit).div_ceil(1024)
+        Size(enough(*needed, *locked, *limit)), enough(*needed, *locked, *limit).div_ceil(1024),
+        os::outside()
     )]
     MemlockLimit {
         /// The bytes that would be pinned.

@@ -16,6 +16,9 @@ for each device what is missing. For the devices that you name, or where there
 are few, it also says why, which commands change that, and which undo them.
 
 This program opens and changes nothing: run the commands yourself, as root.
+In a container it may not see what the machine has mounted, or which network
+interfaces it has. The use of a disk or network card is then unknown, and no
+command takes the device away: ask on the host.
 
 With --format json the report is one object: iommu, hints and devices. Each
 device has bdf, vendor, device, class, class_name, driver, driver_override,

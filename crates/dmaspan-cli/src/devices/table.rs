@@ -119,7 +119,7 @@ fn push_device(text: &mut String, device: &Device) {
     push_wrapped(text, "", &title(device));
     push_wrapped(text, "  ", &place(device));
     for used in &device.uses {
-        push_wrapped(text, "  in use: ", used);
+        push_wrapped(text, "  use: ", used);
     }
     push_verdicts(text, device);
     let is_taken = device.driver.as_deref().is_some_and(|driver| driver.contains("vfio"));

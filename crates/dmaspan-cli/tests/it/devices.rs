@@ -194,6 +194,24 @@ fn what_is_wrong_with_the_machine_is_said_once() {
 }
 
 #[test]
+fn in_a_container_the_use_of_disks_is_unknown_in_text_and_json_and_nothing_is_unbound() {
+    let machine = machine();
+    let mounts = "50 27 0:40 / / rw - overlay overlay rw\n";
+    machine.disk(NVME, "nvme0n1", mounts).namespace("proc/self/ns/mnt", "mnt:[4026532999]");
+    for bdf in [NVME, ETHERNET] {
+        let text = text(&machine, &[bdf]);
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("use: the use of") && flat.contains("is unknown: "), "{text}");
+        assert!(flat.contains("on the host, outside of containers"), "{text}");
+        assert!(!text.contains("unbind") && !text.contains("drivers_probe"), "{text}");
+        let device = device(&machine, bdf);
+        assert!(device["uses"][0].as_str().unwrap().contains("is unknown: "), "{device}");
+        assert_eq!(device["type1"]["reasons"][0]["final"], true);
+        assert!(!device.to_string().contains("unbind"), "{device}");
+    }
+}
+
+#[test]
 fn a_limit_of_locked_memory_is_a_note() {
     let machine = machine().user(54321, 0);
     let text = text(&machine, &[]);

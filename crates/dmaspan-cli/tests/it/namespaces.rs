@@ -52,3 +52,24 @@ fn in_a_user_namespace_the_limit_of_locked_memory_is_seen_named_and_kept() {
     assert!(text.contains("CAP_IPC_LOCK outside of this user namespace"), "{text}");
     assert!(!text.contains("has no memory to pin"), "{text}");
 }
+
+#[test]
+fn in_a_container_no_disk_is_unused_because_its_mounts_are_not_seen() {
+    // Another root, in which nothing of the machine is mounted but its sysfs.
+    let command = "mount -t tmpfs none /mnt && mkdir /mnt/sys /mnt/proc && \
+                   mount --rbind /sys /mnt/sys && mount --rbind /proc /mnt/proc && \
+                   dmaspan devices --root /mnt --format json";
+    let Some(output) = inside("-U -r -m -p -f --mount-proc", command) else { return };
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(why.contains("no PCI") || why.contains("mount"), "{why}");
+        let _ = io::stderr().write_all(format!("SKIP: {why}\n").as_bytes());
+        return;
+    }
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for device in report["devices"].as_array().unwrap() {
+        let is_disk = device["class"].as_str().unwrap().starts_with("01");
+        let is_used = !device["uses"].as_array().unwrap().is_empty();
+        assert!(!is_disk || is_used || device["driver"].is_null(), "{device}");
+    }
+}

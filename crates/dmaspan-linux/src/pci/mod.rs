@@ -247,7 +247,8 @@ impl System {
     }
 
     /// Returns what gives a function, and those of its group that would be taken or are, back to
-    /// their drivers; nothing where the function has and needs no VFIO driver.
+    /// their drivers; nothing where the function has and needs no VFIO driver, or where one of them may
+    /// be in use unseen.
     pub fn give_back(&self, function: &Function) -> Vec<Step> {
         let Some(group) = &function.group else { return Vec::new() };
         if function.class.is_bridge() {
@@ -258,6 +259,9 @@ impl System {
             member.bdf == function.bdf || is_vfio || member.blocks_group()
         };
         let members = group.members.iter().filter(taken);
+        if members.clone().flat_map(|member| &member.uses).any(Use::is_unknown) {
+            return Vec::new();
+        }
         members.flat_map(|member| reason::give_back(member.bdf)).collect()
     }
 

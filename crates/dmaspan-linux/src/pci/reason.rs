@@ -270,9 +270,9 @@ impl Reason {
             | Self::NoCdev
             | Self::NodeMissing { .. }
             | Self::NoIommufd { kernel: KernelSupport::Missing | KernelSupport::Older } => true,
-            Self::NotBound { uses, .. } => uses.iter().any(Use::is_vital),
+            Self::NotBound { uses, .. } => uses.iter().any(is_kept),
             Self::GroupNotViable { blockers, .. } => {
-                blockers.iter().flat_map(|member| &member.uses).any(Use::is_vital)
+                blockers.iter().flat_map(|member| &member.uses).any(is_kept)
             }
             _ => false,
         }
@@ -353,11 +353,23 @@ fn by_hand(what: &str) -> Step {
     Step::ByHand(what.to_owned())
 }
 
-/// What binds a function to vfio-pci. What the system cannot do without is not taken from it.
+/// Whether nobody should take a function away that is used so.
+fn is_kept(used: &Use) -> bool {
+    used.is_vital() || used.is_unknown()
+}
+
+/// What binds a function to vfio-pci. What the system cannot do without is not taken from it, nor what
+/// it may use unseen.
 fn bind(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> Vec<Step> {
     if let Some(vital) = uses.iter().find(|used| used.is_vital()) {
         return vec![by_hand(&format!(
             "{vital}: the system needs {bdf}, so choose another function"
+        ))];
+    }
+    if let Some(unknown) = uses.iter().find(|used| used.is_unknown()) {
+        return vec![by_hand(&format!(
+            "{unknown}: run `dmaspan devices {bdf}` on the host, outside of containers, which has the \
+             commands"
         ))];
     }
     let mut steps: Vec<Step> = uses.iter().flat_map(end_use).collect();
@@ -389,6 +401,9 @@ fn end_use(used: &Use) -> Vec<Step> {
             by_hand(&format!("{interface} is up: its connections will end, perhaps yours too")),
             run(&format!("ip link set {} down", quoted(interface))),
         ],
+        Use::Held { holder, .. } => vec![by_hand(&format!("{used}: stop {holder} first"))],
+        // Nothing is taken away then.
+        Use::Unknown { .. } => Vec::new(),
     }
 }
 

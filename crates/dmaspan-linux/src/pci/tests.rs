@@ -369,6 +369,102 @@ fn an_interface_that_is_up_is_warned_of() {
 }
 
 #[test]
+fn the_use_of_a_disk_that_cannot_be_seen_is_unknown_and_no_command_takes_the_disk() {
+    let host = "27 1 254:0 / / rw - ext4 /dev/vda rw\n22 27 0:21 / /proc rw - proc proc rw\n";
+    let tmpfs = "50 27 0:40 / / rw - tmpfs none rw\n51 50 0:21 / /proc rw - proc proc rw\n";
+    let chroot = "51 50 0:21 / /proc rw - proc proc rw\n";
+    let (first, other, pids) = ("mnt:[4026531832]", "mnt:[4026532999]", "pid:[4026531836]");
+    // Namespaces of this process and of the first, what each has mounted, and whether that is all.
+    for (own, own_pids, one, mounts, of_one, is_known) in [
+        (first, pids, Some(first), tmpfs, None, true),
+        (first, pids, None, host, None, true),
+        (first, pids, None, chroot, None, false),
+        (first, pids, None, tmpfs, None, false),
+        (other, pids, Some(first), host, None, false),
+        (other, "pid:[4026532888]", Some(other), tmpfs, Some(host), false),
+        (other, pids, Some(first), tmpfs, Some(host), true),
+    ] {
+        let machine = self::machine();
+        machine.vfio().disk(NVME, "nvme0n1", mounts).namespace("proc/self/ns/mnt", own);
+        machine.namespace("proc/self/ns/pid", own_pids);
+        one.map(|one| machine.namespace("proc/1/ns/mnt", one));
+        of_one.map(|mounts| machine.file("proc/1/mountinfo", mounts));
+        assert_disk_is_known(&machine, is_known);
+    }
+    // Without procfs.
+    let machine = self::machine();
+    machine.vfio().disk(NVME, "nvme0n1", "").remove("proc/self/mountinfo");
+    assert_disk_is_known(&machine, false);
+    // Without block devices, of a driver that has some.
+    let machine = self::machine();
+    machine.vfio().remove("sys/block");
+    assert_disk_is_known(&machine, false);
+    machine.bound(NVME, 3);
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
+    // What the first process has mounted counts, too.
+    let machine = self::machine();
+    let mounts = "36 35 259:1 / /data rw - ext4 /dev/nvme0n1p1 rw\n";
+    machine.vfio().disk(NVME, "nvme0n1", tmpfs).file("proc/1/mountinfo", mounts);
+    machine.namespace("proc/self/ns/mnt", other).namespace("proc/self/ns/pid", pids);
+    assert_eq!(steps(&machine, Backend::Vfio)[0], "umount /data");
+}
+
+fn assert_disk_is_known(machine: &Machine, is_known: bool) {
+    let system = System::at(machine.root());
+    let function = system.device(bdf(NVME)).unwrap();
+    let found = system.verdict(&function, Backend::Vfio);
+    let steps = steps(machine, Backend::Vfio);
+    let takes = steps.iter().any(|step| step.contains("unbind"));
+    assert_eq!((takes, found[0].is_final()), (is_known, !is_known), "{found:?}");
+    assert_eq!(system.give_back(&function).is_empty(), !is_known);
+    assert_eq!(function.uses.iter().any(Use::is_unknown), !is_known, "{:?}", function.uses);
+    if !is_known {
+        assert!(found[0].to_string().contains(" is unknown: "), "{}", found[0]);
+        let [step] = &steps[..] else { panic!("{steps:?}") };
+        assert!(step.contains("run `dmaspan devices 0000:00:05.0` on the host"), "{step}");
+    }
+}
+
+#[test]
+fn the_use_of_a_network_card_whose_interface_cannot_be_seen_is_unknown() {
+    let machine = Machine::new();
+    machine.function(NVME, "0x020000", "e1000e").group(3, &[NVME]).vfio();
+    assert_disk_is_known(&machine, true);
+    machine.namespace("proc/self/ns/net", "net:[4026532999]");
+    assert_disk_is_known(&machine, false);
+    // It is seen, and down.
+    let net = "sys/devices/pci0000:00/0000:00:05.0/net/eth0";
+    machine.link("sys/class/net/eth0", net).file(&format!("{net}/flags"), "0x1002\n");
+    assert_disk_is_known(&machine, true);
+    machine.remove("sys/class/net/eth0").bound(NVME, 3);
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
+    // Without procfs; in the group of another function it is not taken either.
+    machine.driver(NVME, "e1000e").remove("proc/self");
+    assert_disk_is_known(&machine, false);
+    let usb = "0000:00:06.0";
+    machine.function(usb, "0x0c0330", "xhci_hcd").group(3, &[usb]);
+    let system = System::at(machine.root());
+    let function = system.device(bdf(usb)).unwrap();
+    let steps: Vec<String> =
+        system.steps(&function, Backend::Vfio).iter().map(Step::to_string).collect();
+    assert!(!steps.iter().any(|step| step.contains("0000:00:05.0/driver/unbind")), "{steps:?}");
+    assert!(system.give_back(&function).is_empty());
+}
+
+#[test]
+fn a_disk_that_something_is_built_on_is_in_use_without_being_mounted() {
+    let machine = machine();
+    machine.vfio().disk(NVME, "nvme0n1", "");
+    machine.file("sys/devices/virtual/block/md0/dev", "9:0\n");
+    let holders = "sys/devices/pci0000:00/0000:00:05.0/nvme/nvme0n1/nvme0n1p1/holders";
+    machine.link(&format!("{holders}/md0"), "sys/devices/virtual/block/md0");
+    let found = reasons(&machine, Backend::Vfio);
+    assert!(found[0].to_string().ends_with("; nvme0n1p1 is a part of md0"), "{}", found[0]);
+    let first = &steps(&machine, Backend::Vfio)[0];
+    assert_eq!(first, "# nvme0n1p1 is a part of md0: stop md0 first");
+}
+
+#[test]
 fn a_limit_of_locked_memory_is_a_hint_and_no_refusal() {
     let root = machine();
     assert_eq!(System::at(root.root()).hints(), []);

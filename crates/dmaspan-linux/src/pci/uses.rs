@@ -1,13 +1,17 @@
 //! This finds what would break if a function lost its driver: mounted disks, swap, network
 //! interfaces.
+//!
+//! A process sees the mounts of its own mount namespace below its own root, and the interfaces of the
+//! network namespace of its `/sys`. Where these are a container's, the use of disks and network cards is
+//! unknown, which is a [`Use`] of its own.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::Bdf;
 use super::files::{self, Root};
-use super::function::folder;
+use super::function::{folder, is_vfio_driver};
+use super::{Bdf, Class};
 
 /// Something of the running system that needs a function's driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,9 +34,28 @@ pub enum Use {
         /// Its name.
         interface: String,
     },
+    /// A device-mapper or RAID device is built on a disk behind it, or a partition of one.
+    Held {
+        /// The name of the disk or partition.
+        block: String,
+        /// The name of what is built on it.
+        holder: String,
+    },
+    /// The system may use it, which cannot be seen from here.
+    Unknown {
+        /// The name of the disk, or of the driver of a network card.
+        what: String,
+        /// Why it cannot be seen.
+        why: &'static str,
+    },
 }
 
 impl Use {
+    /// Returns whether nobody can say here that taking it away breaks nothing.
+    pub const fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown { .. })
+    }
+
     /// Returns whether the system cannot run without it: the file systems that it was started from.
     pub fn is_vital(&self) -> bool {
         let Self::Mounted { at, .. } = self else { return false };
@@ -46,6 +69,8 @@ impl fmt::Display for Use {
             Self::Mounted { block, at } => write!(f, "{block} is mounted at {at}"),
             Self::Swap { node } => write!(f, "{node} is used for swap"),
             Self::NetworkUp { interface } => write!(f, "the network interface {interface} is up"),
+            Self::Held { block, holder } => write!(f, "{block} is a part of {holder}"),
+            Self::Unknown { what, why } => write!(f, "the use of {what} is unknown: {why}"),
         }
     }
 }
@@ -56,9 +81,22 @@ const INTERFACE_UP: u64 = 1;
 /// How deep devices on devices are followed: a file system on LVM on LUKS on RAID is 3.
 const DEPTH: u32 = 8;
 
-/// All uses in this system, each with the folder in sysfs of what is used.
+/// The base classes of disks' and network cards' functions.
+const STORAGE: u8 = 0x01;
+const NETWORK: u8 = 0x02;
+const WIRELESS: u8 = 0x0d;
+
+/// All uses in this system.
 #[derive(Debug)]
-pub(super) struct Uses(Vec<(PathBuf, Use)>);
+pub(super) struct Uses {
+    /// Each with the folder in sysfs of what is used.
+    found: Vec<(PathBuf, Use)>,
+    /// The folders of the network interfaces that can be seen.
+    interfaces: Vec<PathBuf>,
+    /// Why there may be other interfaces, and disks.
+    hides_interfaces: Option<&'static str>,
+    hides_disks: Option<&'static str>,
+}
 
 impl Uses {
     pub(super) fn read(root: &Root) -> Self {
@@ -70,24 +108,53 @@ impl Uses {
             let head = nvme_head(&name).map(|head| root.path("sys/block").join(head));
             let mut found = Vec::new();
             mounts.on(head.as_deref().unwrap_or(&disk), DEPTH, &mut found);
+            if let Some(why) = mounts.hidden.filter(|_| !found.iter().any(Use::is_vital)) {
+                found.push(Use::Unknown { what: name, why });
+            }
             uses.extend(found.into_iter().map(|found| (disk.clone(), found)));
         }
+        let mut interfaces = Vec::new();
         for interface in root.names("sys/class/net") {
             let link = root.path("sys/class/net").join(&interface);
             let flags = files::text(&link.join("flags")).and_then(|text| files::hex(&text));
             let is_up = flags.is_some_and(|flags| flags & INTERFACE_UP != 0);
-            if let Some(folder) = fs::canonicalize(&link).ok().filter(|_| is_up) {
-                uses.push((folder, Use::NetworkUp { interface }));
+            let Ok(folder) = fs::canonicalize(&link) else { continue };
+            if is_up {
+                uses.push((folder.clone(), Use::NetworkUp { interface }));
             }
+            interfaces.push(folder);
         }
-        Self(uses)
+        let has_namespaces = root.has("proc/self/ns") || !root.has("proc/self");
+        let hides_interfaces = "its interface, if it has one, is in a network namespace that cannot be \
+                                seen from here";
+        Self {
+            found: uses,
+            interfaces,
+            hides_interfaces: has_namespaces.then_some(hides_interfaces),
+            hides_disks: (!root.has("sys/block")).then_some("/sys/block cannot be seen"),
+        }
     }
 
     /// Those of one function: what lies below its folder.
     pub(super) fn of(&self, root: &Root, bdf: Bdf) -> Vec<Use> {
         let Ok(own) = fs::canonicalize(folder(root, bdf)) else { return Vec::new() };
-        let below = self.0.iter().filter(|(folder, _)| folder.starts_with(&own));
-        below.map(|(_, used)| used.clone()).collect()
+        let below = self.found.iter().filter(|(folder, _)| folder.starts_with(&own));
+        let mut uses: Vec<Use> = below.map(|(_, used)| used.clone()).collect();
+        let class = files::text(&own.join("class")).and_then(|text| files::hex(&text)).unwrap_or(0);
+        let class = Class::from_raw(u32::try_from(class).unwrap_or(0));
+        let why = match class.base() {
+            STORAGE => self.hides_disks,
+            NETWORK | WIRELESS => {
+                let is_seen = self.interfaces.iter().any(|folder| folder.starts_with(&own));
+                self.hides_interfaces.filter(|_| !is_seen)
+            }
+            _ => None,
+        };
+        // Without a driver nothing uses it, and VFIO's and placeholders have neither.
+        let driver = files::target(&own.join("driver"));
+        let driver = driver.filter(|name| !is_vfio_driver(name) && name != "pci-stub");
+        uses.extend(why.zip(driver).map(|(why, what)| Use::Unknown { what, why }));
+        uses
     }
 }
 
@@ -105,17 +172,39 @@ struct Mounts {
     mounts: Vec<(String, String, String)>,
     /// Paths of nodes.
     swaps: Vec<String>,
+    /// Why there may be other mounts.
+    hidden: Option<&'static str>,
 }
 
 impl Mounts {
-    /// From `/proc/self/mountinfo` and `/proc/swaps` (proc(5)).
+    /// From `/proc/PID/mountinfo` and `/proc/swaps` (proc(5)): of this process, and of the machine's
+    /// first, where that can be seen.
     fn read(root: &Root) -> Self {
-        let mounts = root.text("proc/self/mountinfo").unwrap_or_default();
+        let own = root.text("proc/self/mountinfo");
+        let namespace = |of: &str| fs::read_link(root.path("proc").join(of)).ok();
+        // `PROC_PID_INIT_INO` (include/linux/proc_ns.h). A kernel without namespaces has no link.
+        let is_host = |own: PathBuf| own == Path::new("pid:[4026531836]");
+        let sees_first = namespace("self/ns/pid").is_none_or(is_host);
+        let first = sees_first.then(|| root.text("proc/1/mountinfo")).flatten();
+        let hidden = match (&own, &first, namespace("self/ns/mnt")) {
+            (_, Some(_), _) | (Some(_), _, None) => None,
+            (None, ..) => Some("/proc/self/mountinfo cannot be read"),
+            (Some(own), None, Some(namespace_of_own)) => {
+                let first = namespace("1/ns/mnt").filter(|_| sees_first);
+                let is_first = match first {
+                    Some(first) => first == namespace_of_own,
+                    None => own.lines().any(is_machines_root),
+                };
+                (!is_first).then_some("only the mounts of this container can be seen")
+            }
+        };
+        let mounts = [own, first].into_iter().flatten().collect::<Vec<_>>().join("\n");
         let swaps = root.text("proc/swaps").unwrap_or_default();
-        let first = |line: &str| line.split_whitespace().next().map(unescaped);
+        let first_word = |line: &str| line.split_whitespace().next().map(unescaped);
         Self {
             mounts: mounts.lines().filter_map(mount).collect(),
-            swaps: swaps.lines().skip(1).filter_map(first).collect(),
+            swaps: swaps.lines().skip(1).filter_map(first_word).collect(),
+            hidden,
         }
     }
 
@@ -143,11 +232,25 @@ impl Mounts {
             }
         }
         for holder in files::names(&folder.join("holders")).unwrap_or_default() {
-            if let Ok(holder) = fs::canonicalize(folder.join("holders").join(holder)) {
+            let before = uses.len();
+            if let Ok(holder) = fs::canonicalize(folder.join("holders").join(&holder)) {
                 self.on(&holder, depth, uses);
+            }
+            // A use of it says more.
+            if uses.len() == before {
+                uses.push(Use::Held { block: name.clone().into_owned(), holder });
             }
         }
     }
+}
+
+/// Whether a line of mountinfo is of the root of the machine: it is on the first mount that the kernel
+/// made, whose number has one digit. Those of other mount namespaces are copies with numbers of their
+/// own, and a process that was given another root sees that, if it is a mount.
+fn is_machines_root(line: &str) -> bool {
+    let mut fields = line.split(' ').skip(1);
+    let (parent, at) = (fields.next(), fields.nth(2));
+    at == Some("/") && parent.is_some_and(|parent| parent.len() == 1)
 }
 
 /// Number, source and place of a line of mountinfo, whose fields before the source vary in number.

@@ -40,7 +40,6 @@ use dmaspan_cli::machine::Machine;
 use dmaspan_cli::options::OutputFormat;
 use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
 use dmaspan_cli::progress::Progress;
-use dmaspan_cli::text::Marks;
 use dmaspan_cli::{hold, json};
 
 use args::{Args, Command, Printed};
@@ -88,7 +87,7 @@ fn measure<A: clap::Args, P>(
     };
     progress.clear();
     let text = match format {
-        OutputFormat::Table => report.render(Marks::of_stdout()),
+        OutputFormat::Table => report.render(),
         OutputFormat::Json => json::render(&report),
     };
     print_text(format, &text).unwrap_or(ExitCode::SUCCESS)

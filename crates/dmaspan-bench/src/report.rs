@@ -5,7 +5,7 @@ use std::fmt::Display;
 use comfy_table::Table;
 use dmaspan_cli::series::{SeriesRow, SeriesTable};
 use dmaspan_cli::stats::rounded;
-use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped};
+use dmaspan_cli::text::{RIGHT, align_right, new_table, push_table, push_wrapped};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -208,11 +208,11 @@ impl Report {
     }
 
     /// The report as text, with a newline at its end.
-    pub(crate) fn render(&self, marks: Marks) -> String {
+    pub(crate) fn render(&self) -> String {
         let mut text = format!("{}\n", self.text);
         self.notes.iter().for_each(|note| push_wrapped(&mut text, "note: ", note));
         text.push('\n');
-        push_wrapped(&mut text, &format!("{} ", marks.right()), self.done);
+        push_wrapped(&mut text, &format!("{RIGHT} "), self.done);
         text
     }
 }

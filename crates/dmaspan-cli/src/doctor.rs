@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use dmaspan_cli::json;
 use dmaspan_cli::options::OutputFormat;
-use dmaspan_cli::text::{Marks, push_hanging};
+use dmaspan_cli::text::{RIGHT, WRONG, push_hanging};
 
 pub(crate) const DOCTOR_ABOUT: &str = "\
 Say what of this machine makes mapping fail or slow.
@@ -69,24 +69,18 @@ pub(crate) fn run(args: &DoctorArgs) -> (String, bool) {
     let checks = checks(&MachineFiles::at(&args.root));
     let is_right = checks.iter().all(|check| check.right);
     let text = match args.format {
-        OutputFormat::Table => paragraph(&checks, Marks::of_stdout()),
+        OutputFormat::Table => paragraph(&checks),
         OutputFormat::Json => json::render(&DoctorReport { checks }),
     };
     (text, is_right)
 }
 
 /// A line for each check, and one more for what changes it.
-pub(crate) fn paragraph(checks: &[CheckRow], marks: Marks) -> String {
+pub(crate) fn paragraph(checks: &[CheckRow]) -> String {
     let mut text = String::new();
     for check in checks {
-        let (plain, marked) = match check.right {
-            true => (Marks::Plain.right(), marks.right()),
-            false => (Marks::Plain.wrong(), marks.wrong()),
-        };
-        let mut lines = String::new();
-        push_hanging(&mut lines, &format!("{plain} "), &check.text);
-        // Colours do not count as columns.
-        text.push_str(&lines.replacen(plain, marked, 1));
+        let mark = if check.right { RIGHT } else { WRONG };
+        push_hanging(&mut text, &format!("{mark} "), &check.text);
         if let Some(change) = &check.change {
             push_hanging(&mut text, "  ", change);
         }

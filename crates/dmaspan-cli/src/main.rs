@@ -40,7 +40,7 @@ mod soft_iommu;
 mod verify;
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -48,9 +48,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use dmaspan_cli::machine::Machine;
-use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
+use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text, tell};
 use dmaspan_cli::progress::Progress;
-use dmaspan_cli::text::Marks;
 use dmaspan_cli::{hold, json};
 use dmaspan_linux::machine::MachineFiles;
 
@@ -60,7 +59,7 @@ use doctor::DoctorArgs;
 use inspect::Failed;
 use inspect::args::InspectArgs;
 use map_plan::PlannedRun;
-use output::{ReportFormat, write_whole};
+use output::{ReportFormat, write_report};
 use plan::args::PlanArgs;
 use report::Report;
 
@@ -91,7 +90,9 @@ fn map(args: &MapArgs) -> ExitCode {
     match report {
         Ok(report) => {
             let report = Report { machine, ..report };
-            let page = |file: &PathBuf| write_whole(file, report::page::render(&report));
+            let page = |file: &PathBuf| {
+                write_report(file, ReportFormat::Html, &report::page::render(&report))
+            };
             match args.report.as_ref().map(page).transpose() {
                 Ok(_) => print(args.format, &report),
                 Err(why) => fail(FAILED, &why),
@@ -110,7 +111,7 @@ fn inspect(args: &InspectArgs) -> ExitCode {
     };
     match &args.output {
         None => print_text(args.format.as_text(), &text).unwrap_or(ExitCode::SUCCESS),
-        Some(file) => match write_whole(file, &text) {
+        Some(file) => match write_report(file, args.format, &text) {
             Ok(()) => ExitCode::SUCCESS,
             Err(why) => fail(FAILED, &why),
         },
@@ -123,7 +124,10 @@ fn plan(args: &PlanArgs) -> ExitCode {
         Ok((text, fits)) => {
             let done = if fits { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
             let failed = match &args.output {
-                Some(path) => write_whole(path, &text).err().map(|why| fail(FAILED, &why)),
+                Some(path) => {
+                    let written = write_report(path, args.format, &text);
+                    written.err().map(|why| fail(FAILED, &why))
+                }
                 None => print_text(args.format.as_text(), &text),
             };
             failed.unwrap_or(done)
@@ -150,7 +154,7 @@ fn devices(args: &DevicesArgs) -> ExitCode {
 /// Prints a report, and says how it ended.
 fn print(format: ReportFormat, report: &Report) -> ExitCode {
     let text = match format {
-        ReportFormat::Table => report::table::render(report, Marks::of_stdout()),
+        ReportFormat::Table => report::table::render(report),
         ReportFormat::Json => json::render(report),
         ReportFormat::Html => report::page::render(report),
         ReportFormat::Prometheus => report::metrics::render(report),
@@ -158,16 +162,15 @@ fn print(format: ReportFormat, report: &Report) -> ExitCode {
     if let Some(failed) = print_text(format.as_text(), &text) {
         return failed;
     }
-    let mut stderr = io::stderr();
     if format != ReportFormat::Table {
         for note in &report.notes {
-            let _ = writeln!(stderr, "note: {note}");
+            tell("note", note);
         }
     }
     // In one terminal or file the table's verdict has just said it.
     if format != ReportFormat::Table || !is_one_file() {
         for failure in report.failures() {
-            let _ = writeln!(stderr, "error: {failure}");
+            tell("error", &failure);
         }
     }
     if report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }

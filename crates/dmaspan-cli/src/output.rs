@@ -6,6 +6,7 @@ use std::path::Path;
 use clap::ValueEnum;
 use dmaspan_cli::options::OutputFormat;
 use dmaspan_linux::replace::WholeFile;
+use dmaspan_linux::stdio;
 
 /// Says how a report is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,6 +29,16 @@ impl ReportFormat {
             _ => OutputFormat::Table,
         }
     }
+}
+
+/// Writes a report to a file as it would be printed: nothing in it is a command for who reads it.
+///
+/// # Errors
+///
+/// As of [`write_whole`].
+pub(crate) fn write_report(path: &Path, format: ReportFormat, text: &str) -> Result<(), String> {
+    let clean = if format == ReportFormat::Json { stdio::clean_json } else { stdio::clean };
+    write_whole(path, clean(text))
 }
 
 /// Writes a file whole or not at all: who reads it meanwhile reads what was there before.

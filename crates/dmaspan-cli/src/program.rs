@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use dmaspan_linux::stdio;
 
 use crate::options::OutputFormat;
-use crate::text::Marks;
+use crate::text::{self, coloured};
 
 /// The check or the mapping failed.
 pub const FAILED: u8 = 1;
@@ -18,10 +18,13 @@ pub const WRONG_USAGE: u8 = 2;
 /// Prints a report to standard output; the exit code where that fails.
 #[must_use]
 pub fn print_text(format: OutputFormat, text: &str) -> Option<ExitCode> {
-    let printed = match format {
-        OutputFormat::Table => stdio::print(text),
+    printed(match format {
+        OutputFormat::Table => stdio::print_styled(&coloured(&stdio::clean(text))),
         OutputFormat::Json => stdio::print_json(text),
-    };
+    })
+}
+
+fn printed(printed: io::Result<stdio::Printed>) -> Option<ExitCode> {
     // Where nobody listens any more there is nobody to tell.
     let error = printed.err()?;
     Some(fail(FAILED, &format!("the report cannot be written: {error}")))
@@ -29,20 +32,14 @@ pub fn print_text(format: OutputFormat, text: &str) -> Option<ExitCode> {
 
 /// Says on standard error, in one line, why the program ends with `code`.
 pub fn fail(code: u8, why: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {}", escaped(why));
+    tell("error", why);
     ExitCode::from(code)
 }
 
-/// A message without control characters, which come from quoted input: each is shown as its escape.
-fn escaped(message: &str) -> String {
-    message.chars().fold(String::with_capacity(message.len()), |mut line, c| {
-        if c.is_control() {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-        line
-    })
+/// Says something on standard error, in one line that begins with what it is. Input that it quotes is
+/// anybody's.
+pub fn tell(what: &str, words: &str) {
+    let _ = writeln!(io::stderr(), "{what}: {}", stdio::clean_line(words));
 }
 
 /// Ends a program whose command line was not parsed: prints the help that was asked for, or says in
@@ -51,12 +48,8 @@ fn escaped(message: &str) -> String {
 pub fn not_parsed(error: &clap::Error, program: &str, commands: &[&str]) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let text = error.render();
-        let text = if Marks::of_stdout().is_coloured() {
-            text.ansi().to_string()
-        } else {
-            text.to_string()
-        };
-        return print_text(OutputFormat::Table, &text).unwrap_or(ExitCode::SUCCESS);
+        let text = if text::is_coloured() { text.ansi().to_string() } else { text.to_string() };
+        return printed(stdio::print_styled(&text)).unwrap_or(ExitCode::SUCCESS);
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // On standard error, where nothing can be said of a failure.
@@ -66,7 +59,8 @@ pub fn not_parsed(error: &clap::Error, program: &str, commands: &[&str]) -> Exit
         let is_first = |command: &&&str| first.as_ref().is_some_and(|word| word == **command);
         let command = commands.iter().find(is_first).or(commands.first());
         let command = command.map_or(program.to_owned(), |name| format!("{program} {name}"));
-        let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string(), &command));
+        let line = one_line(&error.to_string(), &command);
+        let _ = writeln!(io::stderr(), "{}", stdio::clean_line(&line));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
 }

@@ -17,51 +17,39 @@ pub const TIMES: &str = "the times are this machine's: compare the ratios, not t
 pub const QUICK: &str = "one short round shows that all works, not how fast it is: leave \
     --quick out for figures";
 
-/// Says whether the marks of the verdict have a colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marks {
-    /// Plain text.
-    Plain,
-    /// Green and red.
-    Coloured,
+/// What stands before what is right.
+pub const RIGHT: &str = "✓";
+/// What stands before what may be wrong.
+pub const LOOK: &str = "!";
+/// What stands before what is wrong.
+pub const WRONG: &str = "✗";
+
+/// Whether standard output has colours: on a terminal that is not told otherwise (no-color.org).
+pub fn is_coloured() -> bool {
+    let forbidden = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = env::var_os("TERM").is_none_or(|value| value == "dumb");
+    io::stdout().is_terminal() && !forbidden && !dumb
 }
 
-impl Marks {
-    /// What suits standard output: colour on a terminal that is not told otherwise (no-color.org).
-    pub fn of_stdout() -> Self {
-        let forbidden = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dumb = env::var_os("TERM").is_none_or(|value| value == "dumb");
-        if io::stdout().is_terminal() && !forbidden && !dumb { Self::Coloured } else { Self::Plain }
-    }
+/// A text for standard output with its marks green, yellow and red, where that has colours: at last, as
+/// tables count the characters of their cells, and a text that is [cleaned](dmaspan_linux::stdio::clean)
+/// has none.
+pub fn coloured(text: &str) -> String {
+    if is_coloured() { in_colours(text) } else { text.to_owned() }
+}
 
-    /// Whether colours may be used.
-    pub fn is_coloured(self) -> bool {
-        self == Self::Coloured
-    }
-
-    /// What stands before what is right.
-    pub const fn right(self) -> &'static str {
-        match self {
-            Self::Plain => "✓",
-            Self::Coloured => "\x1b[32m✓\x1b[0m",
+fn in_colours(text: &str) -> String {
+    let mut coloured = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let words = line.trim_start_matches(' ');
+        let (indent, _) = line.split_at(line.len() - words.len());
+        match words.strip_prefix(LOOK).filter(|rest| rest.starts_with(' ')) {
+            Some(rest) => coloured.push_str(&format!("{indent}\x1b[33m{LOOK}\x1b[0m{rest}")),
+            None => coloured.push_str(line),
         }
     }
-
-    /// What stands before what may be wrong.
-    pub const fn look(self) -> &'static str {
-        match self {
-            Self::Plain => "!",
-            Self::Coloured => "\x1b[33m!\x1b[0m",
-        }
-    }
-
-    /// What stands before what is wrong.
-    pub const fn wrong(self) -> &'static str {
-        match self {
-            Self::Plain => "✗",
-            Self::Coloured => "\x1b[31m✗\x1b[0m",
-        }
-    }
+    let marks = [(RIGHT, "\x1b[32m✓\x1b[0m"), (WRONG, "\x1b[31m✗\x1b[0m")];
+    marks.iter().fold(coloured, |text, (plain, marked)| text.replace(plain, marked))
 }
 
 /// How many times faster something is; below 1 where it is slower.
@@ -163,6 +151,14 @@ fn unbroken(words: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn marks_have_their_colours_and_nothing_else_has_one() {
+        let text = in_colours("✓ 1!\n  ! look ! here\n a ✗ b\n!x");
+        let marked =
+            "\x1b[32m✓\x1b[0m 1!\n  \x1b[33m!\x1b[0m look ! here\n a \x1b[31m✗\x1b[0m b\n!x";
+        assert_eq!(text, marked);
+    }
 
     #[test]
     fn a_command_is_never_broken() {

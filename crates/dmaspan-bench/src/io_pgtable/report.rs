@@ -114,7 +114,7 @@ mod tests {
     use crate::io_pgtable::timing::{self, Load};
     use crate::time::{Effort, Series};
     use dmaspan_cli::json;
-    use dmaspan_cli::text::{Marks, WIDTH};
+    use dmaspan_cli::text::WIDTH;
 
     fn case(name: &str, label: &str) -> Case {
         let work = Work::Pages { page_size: 4096, pages: 1 };
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_table_is_narrow_and_says_what_was_not_measured() {
-        let text = of_rounds(7).render(Marks::Plain);
+        let text = of_rounds(7).render();
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line}");
             assert_eq!(line, line.trim_end());
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn one_round_is_no_measurement() {
-        let text = of_rounds(1).render(Marks::Plain);
+        let text = of_rounds(1).render();
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains(QUICK) && !words.contains(TIMES), "{text}");
     }

@@ -9,7 +9,6 @@ use dmaspan_linux::pci::{Function, PciError, System};
 
 use args::DevicesArgs;
 use dmaspan_cli::json;
-use dmaspan_cli::text::Marks;
 use report::Report;
 
 use dmaspan_cli::options::OutputFormat;
@@ -24,7 +23,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<String, PciError> {
     let functions = chosen(&system, args)?;
     let report = Report::new(&system, &functions);
     Ok(match args.format {
-        OutputFormat::Table => table::render(&report, args, Marks::of_stdout()),
+        OutputFormat::Table => table::render(&report, args),
         OutputFormat::Json => json::render(&report),
     })
 }

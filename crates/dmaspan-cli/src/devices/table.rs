@@ -4,14 +4,14 @@ use comfy_table::{ContentArrangement, Table};
 
 use super::args::DevicesArgs;
 use super::report::{Device, GroupRow, Report, Verdict};
-use dmaspan_cli::text::{Marks, WIDTH, new_table, push_table, push_words, push_wrapped};
+use dmaspan_cli::text::{RIGHT, WIDTH, WRONG, new_table, push_table, push_words, push_wrapped};
 use dmaspan_cli::units;
 
 /// How many functions are explained without being asked for.
 const FEW: usize = 4;
 
 /// The report as text, with a newline at its end.
-pub(super) fn render(report: &Report, args: &DevicesArgs, marks: Marks) -> String {
+pub(super) fn render(report: &Report, args: &DevicesArgs) -> String {
     let mut text = String::new();
     push_wrapped(&mut text, "", &heading(report));
     if !report.devices.is_empty() {
@@ -45,12 +45,7 @@ pub(super) fn render(report: &Report, args: &DevicesArgs, marks: Marks) -> Strin
     for hint in &report.hints {
         push_wrapped(&mut text, "note: ", hint);
     }
-    coloured(&text, marks)
-}
-
-/// Marks have their colour at last: tables count the characters of their cells.
-fn coloured(text: &str, marks: Marks) -> String {
-    text.replace(Marks::Plain.right(), marks.right()).replace(Marks::Plain.wrong(), marks.wrong())
+    text
 }
 
 fn heading(report: &Report) -> String {
@@ -94,13 +89,12 @@ fn table(devices: &[Device]) -> Table {
 
 /// By what it is usable, or the reason that decides, in a word or two.
 fn usable(device: &Device) -> String {
-    let (right, wrong) = (Marks::Plain.right(), Marks::Plain.wrong());
     let ways =
         [("type1", &device.type1), ("iommufd", &device.iommufd), ("noiommu", &device.noiommu)];
     let open: Vec<&str> =
         ways.iter().filter(|(_, verdict)| verdict.usable).map(|(name, _)| *name).collect();
     if !open.is_empty() {
-        return format!("{right} {}", open.join(", "));
+        return format!("{RIGHT} {}", open.join(", "));
     }
     let reasons = &device.type1.reasons;
     // What is not loaded comes with the binding, and is no news for each function.
@@ -111,7 +105,7 @@ fn usable(device: &Device) -> String {
         reasons.first(),
     ];
     let name = by_weight.into_iter().flatten().next().map_or("", |reason| reason.name);
-    format!("{wrong} {}", name.replace('-', " ").replace("iommu", "IOMMU"))
+    format!("{WRONG} {}", name.replace('-', " ").replace("iommu", "IOMMU"))
 }
 
 fn push_device(text: &mut String, device: &Device) {
@@ -189,12 +183,12 @@ fn push_verdicts(text: &mut String, device: &Device) {
 fn push_verdict(text: &mut String, ways: &str, verdict: &Verdict) {
     text.push('\n');
     if verdict.usable {
-        push_wrapped(text, "  ", &format!("{} usable by {ways}", Marks::Plain.right()));
+        push_wrapped(text, "  ", &format!("{RIGHT} usable by {ways}"));
     }
     let is_final = verdict.reasons.iter().any(|reason| reason.is_final);
     // Where one decides the others are no matter.
     for reason in verdict.reasons.iter().filter(|reason| reason.is_final == is_final) {
-        push_wrapped(text, &format!("  {} {ways}: ", Marks::Plain.wrong()), &reason.text);
+        push_wrapped(text, &format!("  {WRONG} {ways}: "), &reason.text);
     }
     push_commands(text, &format!("to use it by {ways}"), &verdict.commands);
 }

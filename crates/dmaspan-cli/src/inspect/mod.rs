@@ -26,8 +26,6 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use dmaspan_cli::text::Marks;
-
 use crate::output::{ReportFormat, write_whole};
 use args::InspectArgs;
 use domain::{Domain, MOST_RUNS};
@@ -81,8 +79,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<String, Failed> {
     let mut report = Report::new(source, &read.domains, read.memory.as_ref(), &questions);
     report.notes = read.notes;
     Ok(match args.format {
-        ReportFormat::Table if args.output.is_some() => table::render(&report, Marks::Plain),
-        ReportFormat::Table => table::render(&report, Marks::of_stdout()),
+        ReportFormat::Table => table::render(&report),
         ReportFormat::Json => dmaspan_cli::json::render(&report),
         ReportFormat::Html => page::render(&report),
         ReportFormat::Prometheus => metrics::render(&report),

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt::{Display, Write};
 
 use dmaspan_cli::size::ByteSize;
-use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_words, push_wrapped};
+use dmaspan_cli::text::{
+    LOOK, RIGHT, WRONG, align_right, new_table, push_table, push_words, push_wrapped,
+};
 use dmaspan_cli::units;
 
 use super::findings::Severity;
@@ -15,7 +17,7 @@ use crate::html::Cell;
 const MOST_ROWS: usize = 20;
 
 /// The report as text, with a newline at its end.
-pub(crate) fn render(report: &Report, marks: Marks) -> String {
+pub(crate) fn render(report: &Report) -> String {
     let mut text = String::new();
     push_wrapped(&mut text, "", &heading(report));
     for note in &report.notes {
@@ -36,8 +38,8 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     text.push('\n');
     for finding in &report.findings {
         let mark = match finding.severity {
-            Severity::Wrong => marks.wrong(),
-            Severity::Look => marks.look(),
+            Severity::Wrong => WRONG,
+            Severity::Look => LOOK,
             Severity::Note => "·",
         };
         let bytes = finding.bytes.map(|bytes| format!(", {}", ByteSize::new(bytes)));
@@ -53,7 +55,7 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
         }
     }
     if report.findings.iter().all(|finding| finding.severity == Severity::Note) {
-        let _ = writeln!(text, "{} nothing suspicious was found", marks.right());
+        let _ = writeln!(text, "{RIGHT} nothing suspicious was found");
     }
     text
 }
@@ -268,7 +270,7 @@ mod tests {
 
     #[test]
     fn everything_that_was_found_is_there_in_80_columns() {
-        let text = render(&example(), Marks::Plain);
+        let text = render(&example());
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line}");
             assert_eq!(line, line.trim_end());
@@ -296,6 +298,5 @@ mod tests {
             assert!(flat.contains(part), "{part} is not in\n{text}");
         }
         assert!(!text.contains('\x1b') && !text.contains("nothing suspicious"), "{text}");
-        assert!(render(&example(), Marks::Coloured).contains("\x1b[33m!"));
     }
 }

@@ -18,7 +18,6 @@ use crate::output::ReportFormat;
 use args::PlanArgs;
 use dmaspan_cli::json;
 use dmaspan_cli::size::ByteSize;
-use dmaspan_cli::text::Marks;
 use layout_file::LayoutError;
 use qemu::QemuError;
 use report::PlanReport;
@@ -63,9 +62,8 @@ struct Source {
 pub(crate) fn run(args: &PlanArgs) -> Result<(String, bool), PlanRunError> {
     let Source { title, layout, notes } = source(args)?;
     let forecast = Forecast::new(&layout)?;
-    let marks = if args.output.is_some() { Marks::Plain } else { Marks::of_stdout() };
     let text = match args.format {
-        ReportFormat::Table => table::render(&title, &layout, &forecast, &notes, marks),
+        ReportFormat::Table => table::render(&title, &layout, &forecast, &notes),
         ReportFormat::Json => json::render(&PlanReport::new(&title, &layout, &forecast, &notes)),
         ReportFormat::Html => page::render(&title, &layout, &forecast, &notes),
         ReportFormat::Prometheus => metrics::render(&title, &layout, &forecast),
@@ -100,8 +98,7 @@ fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
     }
     layout.limits.memlock = args.memlock.map(ByteSize::bytes).or(layout.limits.memlock);
     layout.kernel = args.kernel.or(layout.kernel);
-    // Names of files and words of a command line are anybody's: a terminal gets no control
-    // characters of them.
+    // Names of files and words of a command line are anybody's: each stays in its line.
     let texts = [&mut source.title].into_iter().chain(&mut source.notes);
     for text in texts.chain(source.layout.regions.iter_mut().map(|region| &mut region.name)) {
         if text.contains(char::is_control) {

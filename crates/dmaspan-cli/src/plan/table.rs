@@ -8,7 +8,8 @@ use dmaspan_linux::plan::forecast::{
 use super::report::{interface, names, whose};
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{
-    Marks, WIDTH, align_right, new_table, push_hanging, push_table, push_wrapped, ratio,
+    LOOK, RIGHT, WIDTH, WRONG, align_right, new_table, push_hanging, push_table, push_wrapped,
+    ratio,
 };
 use dmaspan_cli::units;
 
@@ -21,7 +22,6 @@ pub(super) fn render(
     layout: &PaperLayout,
     forecast: &Forecast,
     notes: &[String],
-    marks: Marks,
 ) -> String {
     let mut text = String::new();
     push_wrapped(&mut text, "", &heading(title, layout));
@@ -35,7 +35,7 @@ pub(super) fn render(
     }
     for finding in &forecast.findings {
         text.push('\n');
-        push_finding(&mut text, finding, marks);
+        push_finding(&mut text, finding);
     }
     if !notes.is_empty() {
         text.push('\n');
@@ -44,7 +44,7 @@ pub(super) fn render(
         push_wrapped(&mut text, "note: ", note);
     }
     text.push('\n');
-    push_marked(&mut text, marks, forecast.verdict(), &verdict(layout, forecast));
+    push_marked(&mut text, forecast.verdict(), &verdict(layout, forecast));
     text
 }
 
@@ -194,20 +194,18 @@ fn push_sums(text: &mut String, layout: &PaperLayout, forecast: &Forecast) {
     push_wrapped(text, "Kernel: ", &lookups);
 }
 
-/// A mark, and words behind it. Colours do not count as columns.
-fn push_marked(text: &mut String, marks: Marks, severity: PlanSeverity, words: &str) {
-    let (plain, marked) = match severity {
-        PlanSeverity::Note => (Marks::Plain.right(), marks.right()),
-        PlanSeverity::Slow => (Marks::Plain.look(), marks.look()),
-        PlanSeverity::Fails => (Marks::Plain.wrong(), marks.wrong()),
+/// A mark, and words behind it.
+fn push_marked(text: &mut String, severity: PlanSeverity, words: &str) {
+    let mark = match severity {
+        PlanSeverity::Note => RIGHT,
+        PlanSeverity::Slow => LOOK,
+        PlanSeverity::Fails => WRONG,
     };
-    let mut lines = String::new();
-    push_wrapped(&mut lines, &format!("{plain} "), words);
-    text.push_str(&lines.replacen(plain, marked, 1));
+    push_wrapped(text, &format!("{mark} "), words);
 }
 
-fn push_finding(text: &mut String, finding: &PlanFinding, marks: Marks) {
-    push_marked(text, marks, finding.severity(), &finding.to_string());
+fn push_finding(text: &mut String, finding: &PlanFinding) {
+    push_marked(text, finding.severity(), &finding.to_string());
     for mend in finding.mends() {
         push_hanging(text, "  - ", &format!("{}: {}", mend.action, mend.gain));
     }

@@ -1,7 +1,7 @@
 //! The report of `map` as a page.
 
 use dmaspan_cli::size::ByteSize;
-use dmaspan_cli::text::{Marks, ratio};
+use dmaspan_cli::text::ratio;
 use dmaspan_cli::units;
 use maud::{Markup, html};
 
@@ -41,7 +41,7 @@ pub(crate) fn render(report: &Report) -> String {
 
 fn verdict(report: &Report) -> Markup {
     let mut text = String::new();
-    push_verdict(&mut text, report, Marks::Plain);
+    push_verdict(&mut text, report);
     // A line that was broken goes on with two spaces.
     let joined = text.replace("\n  ", " ");
     let skipped = report.rows.iter().filter_map(|row| match row {

@@ -9,12 +9,12 @@ use super::{By, Figures, Phase, RealDevice, Report, Row, Way, real_table};
 use crate::doctor;
 use crate::pinned::Witness;
 use dmaspan_cli::size::ByteSize;
-use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
+use dmaspan_cli::text::{RIGHT, WRONG, align_right, new_table, push_table, push_wrapped, ratio};
 use dmaspan_cli::units;
 
 /// The report as text, with a newline at its end.
-pub(crate) fn render(report: &Report, marks: Marks) -> String {
-    let mut text = doctor::paragraph(&report.machine, marks);
+pub(crate) fn render(report: &Report) -> String {
+    let mut text = doctor::paragraph(&report.machine);
     if !text.is_empty() {
         text.push('\n');
     }
@@ -51,7 +51,7 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     if !text.ends_with("\n\n") {
         text.push('\n');
     }
-    push_verdict(&mut text, report, marks);
+    push_verdict(&mut text, report);
     text
 }
 
@@ -175,14 +175,14 @@ fn phase_cells(memory: &str, phase: &Phase, per_page_ns: u64, speedup: f64) -> [
 }
 
 /// What the verdict is, each line behind its mark.
-pub(crate) fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
+pub(crate) fn push_verdict(text: &mut String, report: &Report) {
     for failure in report.failures() {
-        push_wrapped(text, "", &format!("{} {failure}", marks.wrong()));
+        push_wrapped(text, "", &format!("{WRONG} {failure}"));
     }
     if !report.passed() {
         return;
     }
-    let mark = marks.right();
+    let mark = RIGHT;
     if report.real.is_some() {
         push_real_verdict(text, report, mark);
     } else if report.verified_bytes > 0 {
@@ -239,7 +239,7 @@ mod tests {
     fn no_line_is_wider_than_the_terminal_of_most() {
         for mut report in [examples::report(), examples::real_report(), examples::bar_report()] {
             report.notes.push("word ".repeat(60));
-            for line in render(&report, Marks::Plain).lines() {
+            for line in render(&report).lines() {
                 assert!(line.chars().count() <= WIDTH, "{line}");
                 assert_eq!(line, line.trim_end());
             }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_real_device_says_what_was_asked_of_the_kernel_and_that_no_dma_was_tried() {
-        let text = render(&examples::real_report(), Marks::Plain);
+        let text = render(&examples::real_report());
         for part in [
             "1 GiB of each kind of memory, mapped for 0000:00:05.0 by VFIO type1",
             "0x0..=0xfedfffff and 0xfef00000..=0x7fffffffff, with pages of 4K, 2M, 1G and at most \
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_bar_says_how_large_and_how_aligned_it_is() {
-        let text = render(&examples::bar_report(), Marks::Plain);
+        let text = render(&examples::bar_report());
         for part in [
             "BAR 2 of 0000:00:05.0, 32 GiB, mapped for the device itself by VFIO type1",
             "bar 2 32 GiB 1G 1.25 ms 1",
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn everything_that_was_found_is_there() {
-        let text = render(&examples::report(), Marks::Plain);
+        let text = render(&examples::report());
         for part in [
             "1 GiB of each kind",
             "io_uring",
@@ -316,8 +316,8 @@ mod tests {
         let failed = "at iova 0x1000 the device reads 5".to_owned();
         report.rows.push(Row::Failed { memory: "base".to_owned(), failed });
         report.stale_translations = Some(3);
-        let text = render(&report, Marks::Coloured);
-        assert!(text.contains("\x1b[31m✗\x1b[0m base: at iova 0x1000"), "{text}");
+        let text = render(&report);
+        assert!(text.contains("✗ base: at iova 0x1000"), "{text}");
         assert_eq!(text.matches("the device reads 5").count(), 1, "{text}");
         assert!(!text.contains("nothing translates") && !text.contains("saw the same"), "{text}");
     }

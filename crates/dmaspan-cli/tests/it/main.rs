@@ -2,6 +2,7 @@
 
 mod cli;
 mod devices;
+mod hostile;
 mod inspect;
 mod namespaces;
 mod output;

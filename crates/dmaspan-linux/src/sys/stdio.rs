@@ -56,13 +56,61 @@ pub fn write(bytes: &[u8]) -> io::Result<Printed> {
     }
 }
 
-/// Prints a text for people. In a locale that is not of UTF-8 marks, lines and signs are ASCII
-/// characters of the same width; other characters stay.
+/// Whether a terminal, or who reads the text, may take a character for a command: control characters,
+/// and what changes the direction of the text behind it (Unicode Standard Annex #9), but the end of a
+/// line.
+pub fn is_command(sign: char) -> bool {
+    let is_direction = matches!(sign, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}');
+    let is_line_end = matches!(sign, '\u{2028}'..='\u{2029}');
+    sign != '\n' && (sign.is_control() || is_direction || is_line_end)
+}
+
+/// A text with `?` for every character that [is a command](is_command): names in what a program has read
+/// are anybody's.
+///
+/// ```
+/// use dmaspan_linux::stdio::clean;
+///
+/// assert_eq!(clean("a name\u{1b}[2J\nand another"), "a name?[2J\nand another");
+/// ```
+pub fn clean(text: &str) -> String {
+    text.chars().map(|sign| if is_command(sign) { '?' } else { sign }).collect()
+}
+
+/// JSON with escapes for every character that [is a command](is_command), which says the same.
+pub fn clean_json(json: &str) -> String {
+    escaped(json, is_command)
+}
+
+/// A message in one line, with an escape for every character that [is a command](is_command).
+pub fn clean_line(message: &str) -> String {
+    let mut line = String::with_capacity(message.len());
+    for sign in message.chars() {
+        match sign == '\n' || is_command(sign) {
+            true => line.extend(sign.escape_default()),
+            false => line.push(sign),
+        }
+    }
+    line
+}
+
+/// Prints a text for people, [cleaned](clean). In a locale that is not of UTF-8 marks, lines and signs are
+/// ASCII characters of the same width; other characters stay.
 ///
 /// # Errors
 ///
 /// As [`write()`].
 pub fn print(text: &str) -> io::Result<Printed> {
+    print_styled(&clean(text))
+}
+
+/// Prints a text that is clean but for the program's own colours, as [`print()`].
+///
+/// # Errors
+///
+/// As [`write()`].
+pub fn print_styled(text: &str) -> io::Result<Printed> {
     if is_ascii() {
         write(text.chars().map(ascii).collect::<String>().as_bytes())
     } else {
@@ -70,13 +118,15 @@ pub fn print(text: &str) -> io::Result<Printed> {
     }
 }
 
-/// Prints JSON. In a locale that is not of UTF-8 all of it is ASCII, by its escapes.
+/// Prints JSON, [cleaned](clean_json). In a locale that is not of UTF-8 all of it is ASCII, by its
+/// escapes.
 ///
 /// # Errors
 ///
 /// As [`write()`].
 pub fn print_json(json: &str) -> io::Result<Printed> {
-    if is_ascii() { write(escaped(json).as_bytes()) } else { write(json.as_bytes()) }
+    let is_ascii = is_ascii();
+    write(escaped(json, |sign| is_ascii && !sign.is_ascii() || is_command(sign)).as_bytes())
 }
 
 /// Whether the user's locale says that text is not UTF-8. Where no variable names a locale, as in
@@ -105,16 +155,16 @@ const fn ascii(sign: char) -> char {
     }
 }
 
-/// JSON with escapes: all that is not ASCII in it stands in strings.
-fn escaped(json: &str) -> String {
+/// JSON with escapes for some characters, all of which stand in strings.
+fn escaped(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut text = String::with_capacity(json.len());
     for sign in json.chars() {
-        if sign.is_ascii() {
-            text.push(sign);
-        } else {
+        if is_escaped(sign) {
             for unit in sign.encode_utf16(&mut [0; 2]) {
                 text.push_str(&format!("\\u{unit:04x}"));
             }
+        } else {
+            text.push(sign);
         }
     }
     text
@@ -143,9 +193,20 @@ mod tests {
     }
 
     #[test]
+    fn no_terminal_takes_a_text_for_commands() {
+        let hostile = "a\u{1b}[31m\r\t\u{7f}\u{9b}2J\u{202e}\u{2066}\u{200f}\u{2028}é\n";
+        assert_eq!(clean(hostile), "a?[31m????2J????é\n");
+        assert_eq!(clean_line("\u{1b}]0;x\u{7}\n\u{202e}é"), "\\u{1b}]0;x\\u{7}\\n\\u{202e}é");
+        assert_eq!(clean_json("{\n\"\u{7f}\": \"\u{9b}é\"}"), "{\n\"\\u007f\": \"\\u009bé\"}");
+        for sign in (0..=0x1f).chain(0x7f..=0x9f).filter_map(char::from_u32) {
+            assert_eq!(is_command(sign), sign != '\n', "{sign:?}");
+        }
+    }
+
+    #[test]
     fn json_says_the_same_by_its_escapes() {
         assert_eq!(
-            escaped("{\"2M (128 × 16K)\": \"µ𝄞\"}"),
+            escaped("{\"2M (128 × 16K)\": \"µ𝄞\"}", |sign| !sign.is_ascii()),
             "{\"2M (128 \\u00d7 16K)\": \"\\u00b5\\ud834\\udd1e\"}"
         );
     }

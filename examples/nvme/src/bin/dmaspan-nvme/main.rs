@@ -57,7 +57,7 @@ fn main() -> ExitCode {
             Format::Table => print(&report.table()),
             Format::Json => {
                 if let Some(note) = report.note() {
-                    let _ = writeln!(io::stderr(), "note: {note}");
+                    let _ = writeln!(io::stderr(), "note: {}", stdio::clean_line(&note));
                 }
                 print_json(&report)
             }
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 }
 
 fn failed(error: &Failure) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {error}");
+    let _ = writeln!(io::stderr(), "error: {}", stdio::clean_line(&error.to_string()));
     ExitCode::from(FAILED)
 }
 
@@ -176,7 +176,8 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         let lines = message.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
         let words: Vec<&str> =
             lines.filter(|line| !line.is_empty() && !line.starts_with("tip:")).collect();
-        let _ = writeln!(io::stderr(), "{} (`--help` says more)", words.join(" "));
+        let words = stdio::clean_line(&words.join(" "));
+        let _ = writeln!(io::stderr(), "{words} (`--help` says more)");
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
 }

@@ -23,7 +23,6 @@
 //! | `dma_get_min_align_mask`, `swiotlb_max_mapping_size` | [`SlotRequest`], [`Pool::max_len`] |
 //! | `CONFIG_SWIOTLB_DYNAMIC` | [`Pool::grow`], [`Pool::shrink`] |
 //! | `io_tlb_used`, `io_tlb_used_hiwater` | [`Pool::stats`], by area [`Pool::area_stats`] |
-//! | `swiotlb=nslabs,nareas,force` on the command line | [`PoolParams::parse`] |
 //! | `set_memory_decrypted` of a pool | hooks of [`PoolMemory`] |
 //! | `swiotlb=force` | [`dma::Bounce::Always`](crate::dma::Bounce::Always) |
 //!
@@ -73,7 +72,6 @@ mod lease;
 mod list;
 mod marks;
 mod memory;
-mod params;
 mod pool;
 mod recent;
 mod request;
@@ -85,7 +83,6 @@ pub use error::Error;
 pub use lease::Lease;
 pub use list::{ListedSlots, SlotPlace, SlotUse};
 pub use memory::{HostRefused, InSlot, Original, PoolMemory, Room, To, Transfer};
-pub use params::{ParamsError, PoolParams};
 pub use pool::{BouncedOf, Pool, SlotOf};
 pub use request::SlotRequest;
 pub use slot::{Bounced, Fill, NotReleased, Slot};

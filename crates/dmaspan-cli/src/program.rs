@@ -36,8 +36,8 @@ pub fn fail(code: u8, why: &str) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Says something on standard error, in one line that begins with what it is. Input that it quotes is
-/// anybody's.
+/// Says something on standard error, in one line that begins with what it is. Input that it quotes
+/// is anybody's.
 pub fn tell(what: &str, words: &str) {
     let _ = writeln!(io::stderr(), "{what}: {}", stdio::clean_line(words));
 }

@@ -31,9 +31,9 @@ pub fn is_coloured() -> bool {
     io::stdout().is_terminal() && !forbidden && !dumb
 }
 
-/// A text for standard output with its marks green, yellow and red, where that has colours: at last, as
-/// tables count the characters of their cells, and a text that is [cleaned](dmaspan_linux::stdio::clean)
-/// has none.
+/// A text for standard output with its marks green, yellow and red, where that has colours: at
+/// last, as tables count the characters of their cells, and a text that is
+/// [cleaned](dmaspan_linux::stdio::clean) has none.
 pub fn coloured(text: &str) -> String {
     if is_coloured() { in_colours(text) } else { text.to_owned() }
 }

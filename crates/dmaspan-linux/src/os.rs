@@ -163,16 +163,16 @@ pub(crate) fn may_lock_without_limit() -> bool {
     capabilities(Path::new("/proc/thread-self")) & CAP_IPC_LOCK != 0
 }
 
-/// The capabilities that a process has of the machine, of which procfs tells in the folder `process`:
-/// none where it is in a user namespace.
+/// The capabilities that a process has of the machine, of which procfs tells in the folder
+/// `process`: none where it is in a user namespace.
 pub(crate) fn capabilities(process: &Path) -> u64 {
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let effective = field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok());
     effective.filter(|_| !is_in_user_namespace(process)).unwrap_or(0)
 }
 
-/// Whether a process is in another user namespace than the machine's first. Its capabilities count there
-/// alone, and lift no limit of the machine (user_namespaces(7)).
+/// Whether a process is in another user namespace than the machine's first. Its capabilities count
+/// there alone, and lift no limit of the machine (user_namespaces(7)).
 pub(crate) fn is_in_user_namespace(process: &Path) -> bool {
     match fs::read_link(process.join("ns/user")) {
         // `PROC_USER_INIT_INO` (include/linux/proc_ns.h).

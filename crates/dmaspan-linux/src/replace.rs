@@ -9,7 +9,7 @@
 //! |---|---|
 //! | nothing | a new file, whose mode the umask decides: collectors of figures may read it |
 //! | a file | the new one takes its place, with its mode, and its owner where that is permitted |
-//! | a link that only this user or root can have made | it stays, and what it leads to is the place |
+//! | a link that only this user or root can have made | it stays; what it leads to is the place |
 //! | a device or pipe that only they can have made | bytes go to it as they come |
 //! | a link, device or pipe that somebody else can have made | the new file takes its place |
 //! | a folder | an error |

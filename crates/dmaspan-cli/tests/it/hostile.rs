@@ -1,4 +1,4 @@
-//! What a program has read from others is never a command for the terminal that shows it.
+//! Nothing that a program has read from others is a command for the terminal that shows it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -61,8 +61,8 @@ fn assert_clean(bytes: &[u8], args: &[&str]) {
     assert!(found.is_none(), "{found:?} of {args:?}: {text}");
 }
 
-/// That a report in each form commands nothing, printed and in a file, and that JSON has the name as it
-/// is.
+/// That a report in each form commands nothing, printed and in a file, and that JSON has the name
+/// as it is.
 fn assert_reports_are_clean(args: &[&str], folder: &Folder, json_has: &str) {
     for format in FORMATS {
         let args = [args, &["--format", format]].concat();
@@ -108,7 +108,8 @@ fn dumps_command_nothing_in_any_form() {
     for wrong in [
         format!("tree title=x first={NAME} last=0xff\n"),
         format!(
-            "tree title=x first=0x0 last=0xff\nleaf first=0x0 last=0xfff prot={NAME} size=4096 paddr=0\n"
+            "tree title=x first=0x0 last=0xff\n\
+             leaf first=0x0 last=0xfff prot={NAME} size=4096 paddr=0\n"
         ),
         format!("Device a {NAME}\n"),
     ] {

@@ -247,8 +247,8 @@ impl System {
     }
 
     /// Returns what gives a function, and those of its group that would be taken or are, back to
-    /// their drivers; nothing where the function has and needs no VFIO driver, or where one of them may
-    /// be in use unseen.
+    /// their drivers; nothing where the function has and needs no VFIO driver, or where one of them
+    /// may be in use unseen.
     pub fn give_back(&self, function: &Function) -> Vec<Step> {
         let Some(group) = &function.group else { return Vec::new() };
         if function.class.is_bridge() {

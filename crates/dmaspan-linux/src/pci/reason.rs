@@ -358,8 +358,8 @@ fn is_kept(used: &Use) -> bool {
     used.is_vital() || used.is_unknown()
 }
 
-/// What binds a function to vfio-pci. What the system cannot do without is not taken from it, nor what
-/// it may use unseen.
+/// What binds a function to vfio-pci. What the system cannot do without is not taken from it, nor
+/// what it may use unseen.
 fn bind(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> Vec<Step> {
     if let Some(vital) = uses.iter().find(|used| used.is_vital()) {
         return vec![by_hand(&format!(
@@ -368,8 +368,8 @@ fn bind(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> Vec<Step> {
     }
     if let Some(unknown) = uses.iter().find(|used| used.is_unknown()) {
         return vec![by_hand(&format!(
-            "{unknown}: run `dmaspan devices {bdf}` on the host, outside of containers, which has the \
-             commands"
+            "{unknown}: run `dmaspan devices {bdf}` on the host, outside of containers, which has \
+             the commands"
         ))];
     }
     let mut steps: Vec<Step> = uses.iter().flat_map(end_use).collect();

@@ -1,9 +1,9 @@
 //! This finds what would break if a function lost its driver: mounted disks, swap, network
 //! interfaces.
 //!
-//! A process sees the mounts of its own mount namespace below its own root, and the interfaces of the
-//! network namespace of its `/sys`. Where these are a container's, the use of disks and network cards is
-//! unknown, which is a [`Use`] of its own.
+//! A process sees the mounts of its own mount namespace below its own root, and the interfaces of
+//! the network namespace of its `/sys`. Where these are a container's, the use of disks and network
+//! cards is unknown, which is a [`Use`] of its own.
 
 use std::fmt;
 use std::fs;
@@ -125,12 +125,12 @@ impl Uses {
             interfaces.push(folder);
         }
         let has_namespaces = root.has("proc/self/ns") || !root.has("proc/self");
-        let hides_interfaces = "its interface, if it has one, is in a network namespace that cannot be \
-                                seen from here";
+        let elsewhere = "its interface, if it has one, is in a network namespace that cannot be \
+                         seen from here";
         Self {
             found: uses,
             interfaces,
-            hides_interfaces: has_namespaces.then_some(hides_interfaces),
+            hides_interfaces: has_namespaces.then_some(elsewhere),
             hides_disks: (!root.has("sys/block")).then_some("/sys/block cannot be seen"),
         }
     }
@@ -177,8 +177,8 @@ struct Mounts {
 }
 
 impl Mounts {
-    /// From `/proc/PID/mountinfo` and `/proc/swaps` (proc(5)): of this process, and of the machine's
-    /// first, where that can be seen.
+    /// From `/proc/PID/mountinfo` and `/proc/swaps` (proc(5)): of this process, and of the
+    /// machine's first, where that can be seen.
     fn read(root: &Root) -> Self {
         let own = root.text("proc/self/mountinfo");
         let namespace = |of: &str| fs::read_link(root.path("proc").join(of)).ok();
@@ -244,9 +244,9 @@ impl Mounts {
     }
 }
 
-/// Whether a line of mountinfo is of the root of the machine: it is on the first mount that the kernel
-/// made, whose number has one digit. Those of other mount namespaces are copies with numbers of their
-/// own, and a process that was given another root sees that, if it is a mount.
+/// Whether a line of mountinfo is of the root of the machine: it is on the first mount that the
+/// kernel made, whose number has one digit. Those of other mount namespaces are copies with numbers
+/// of their own, and a process that was given another root sees that, if it is a mount.
 fn is_machines_root(line: &str) -> bool {
     let mut fields = line.split(' ').skip(1);
     let (parent, at) = (fields.next(), fields.nth(2));

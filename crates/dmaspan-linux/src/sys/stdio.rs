@@ -56,9 +56,9 @@ pub fn write(bytes: &[u8]) -> io::Result<Printed> {
     }
 }
 
-/// Whether a terminal, or who reads the text, may take a character for a command: control characters,
-/// and what changes the direction of the text behind it (Unicode Standard Annex #9), but the end of a
-/// line.
+/// Whether a terminal, or who reads the text, may take a character for a command: control
+/// characters, and what changes the direction of the text behind it (Unicode Standard Annex #9),
+/// but the end of a line.
 pub fn is_command(sign: char) -> bool {
     let is_direction = matches!(sign, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
         | '\u{2066}'..='\u{2069}');
@@ -66,8 +66,8 @@ pub fn is_command(sign: char) -> bool {
     sign != '\n' && (sign.is_control() || is_direction || is_line_end)
 }
 
-/// A text with `?` for every character that [is a command](is_command): names in what a program has read
-/// are anybody's.
+/// A text with `?` for every character that [is a command](is_command): names in what a program has
+/// read are anybody's.
 ///
 /// ```
 /// use dmaspan_linux::stdio::clean;
@@ -95,8 +95,8 @@ pub fn clean_line(message: &str) -> String {
     line
 }
 
-/// Prints a text for people, [cleaned](clean). In a locale that is not of UTF-8 marks, lines and signs are
-/// ASCII characters of the same width; other characters stay.
+/// Prints a text for people, [cleaned](clean). In a locale that is not of UTF-8 marks, lines and
+/// signs are ASCII characters of the same width; other characters stay.
 ///
 /// # Errors
 ///

@@ -24,7 +24,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Component, Path};
@@ -214,13 +214,22 @@ fn push(left: &mut Vec<OsString>, path: &Path) {
     left.extend(parts.rev().map(|part| part.as_os_str().to_owned()));
 }
 
-fn open_folder(at: impl std::os::fd::AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
+fn open_folder(at: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(fs::openat(at, name.as_bytes(), flags, Mode::empty())?)
 }
 
-/// A device or a pipe. What is a file there, as standard output may be, is written at its end.
+/// A device or a pipe. Standard output and error are taken as they are: who writes to them next goes
+/// on behind what was written.
 fn stream(folder: &OwnedFd, name: &OsStr, flags: OFlags) -> io::Result<Place> {
+    let found = fs::statat(folder, name, AtFlags::empty())?;
+    let is_it = |own: &BorrowedFd<'_>| {
+        fs::fstat(own).is_ok_and(|own| (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))
+    };
+    let (out, error) = (io::stdout(), io::stderr());
+    if let Some(own) = [out.as_fd(), error.as_fd()].into_iter().find(is_it) {
+        return Ok(Place::Stream(own.try_clone_to_owned()?));
+    }
     let flags = flags | OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(Place::Stream(fs::openat(folder, name.as_bytes(), flags, Mode::empty())?))
 }

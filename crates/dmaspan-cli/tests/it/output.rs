@@ -1,7 +1,7 @@
 //! Reports in files: whose files they touch, and who may read them.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -104,7 +104,9 @@ fn a_report_for_standard_output_goes_where_that_goes_and_nothing_there_is_lost()
     assert!(piped.status.success() && piped.stdout.len() > 100, "{piped:?}");
     let path = all.0.join("log");
     fs::write(&path, "before\n").unwrap();
-    let mut log = File::options().read(true).append(true).open(&path).unwrap();
+    // Two programs that write behind each other, as a shell has it.
+    let mut log = File::options().read(true).write(true).open(&path).unwrap();
+    log.seek(SeekFrom::End(0)).unwrap();
     for is_removed in [false, true] {
         if is_removed {
             fs::remove_file(&path).unwrap();

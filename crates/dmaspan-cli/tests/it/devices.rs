@@ -4,11 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-#[path = "../../../dmaspan-linux/src/pci/fake.rs"]
-#[expect(dead_code, reason = "the library's own tests use the rest of it")]
-mod fake;
-
-use fake::Machine;
+use crate::fake::Machine;
 
 const NVME: &str = "0000:00:05.0";
 const ETHERNET: &str = "0000:00:06.0";

@@ -4,12 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-#[path = "../../../dmaspan-linux/src/pci/fake.rs"]
-#[expect(dead_code, reason = "the library's own tests use the rest of it")]
-mod fake;
-
-use fake::Machine;
 use serde_json::Value;
+
+use crate::fake::Machine;
 
 const DMASPAN: &str = env!("CARGO_BIN_EXE_dmaspan");
 

@@ -2,6 +2,9 @@
 
 mod cli;
 mod devices;
+#[path = "../../../dmaspan-linux/src/pci/fake.rs"]
+#[expect(dead_code, reason = "the library's own tests use the rest of it")]
+mod fake;
 mod hostile;
 mod inspect;
 mod namespaces;

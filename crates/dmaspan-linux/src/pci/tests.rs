@@ -389,16 +389,16 @@ fn the_use_of_a_disk_that_cannot_be_seen_is_unknown_and_no_command_takes_the_dis
         machine.namespace("proc/self/ns/pid", own_pids);
         one.map(|one| machine.namespace("proc/1/ns/mnt", one));
         of_one.map(|mounts| machine.file("proc/1/mountinfo", mounts));
-        assert_disk_is_known(&machine, is_known);
+        assert_eq!(is_use_known(&machine), is_known, "{own} {own_pids} {one:?} {mounts}");
     }
     // Without procfs.
     let machine = self::machine();
     machine.vfio().disk(NVME, "nvme0n1", "").remove("proc/self/mountinfo");
-    assert_disk_is_known(&machine, false);
+    assert!(!is_use_known(&machine));
     // Without block devices, of a driver that has some.
     let machine = self::machine();
     machine.vfio().remove("sys/block");
-    assert_disk_is_known(&machine, false);
+    assert!(!is_use_known(&machine));
     machine.bound(NVME, 3);
     assert_eq!(reasons(&machine, Backend::Vfio), []);
     // What the first process has mounted counts, too.
@@ -409,38 +409,40 @@ fn the_use_of_a_disk_that_cannot_be_seen_is_unknown_and_no_command_takes_the_dis
     assert_eq!(steps(&machine, Backend::Vfio)[0], "umount /data");
 }
 
-fn assert_disk_is_known(machine: &Machine, is_known: bool) {
+/// Whether the use of the function is known. Where it is not, it is not taken away.
+fn is_use_known(machine: &Machine) -> bool {
     let system = System::at(machine.root());
     let function = system.device(bdf(NVME)).unwrap();
     let found = system.verdict(&function, Backend::Vfio);
     let steps = steps(machine, Backend::Vfio);
+    let is_known = !function.uses.iter().any(Use::is_unknown);
     let takes = steps.iter().any(|step| step.contains("unbind"));
     assert_eq!((takes, found[0].is_final()), (is_known, !is_known), "{found:?}");
     assert_eq!(system.give_back(&function).is_empty(), !is_known);
-    assert_eq!(function.uses.iter().any(Use::is_unknown), !is_known, "{:?}", function.uses);
     if !is_known {
         assert!(found[0].to_string().contains(" is unknown: "), "{}", found[0]);
         let [step] = &steps[..] else { panic!("{steps:?}") };
         assert!(step.contains("run `dmaspan devices 0000:00:05.0` on the host"), "{step}");
     }
+    is_known
 }
 
 #[test]
 fn the_use_of_a_network_card_whose_interface_cannot_be_seen_is_unknown() {
     let machine = Machine::new();
     machine.function(NVME, "0x020000", "e1000e").group(3, &[NVME]).vfio();
-    assert_disk_is_known(&machine, true);
+    assert!(is_use_known(&machine));
     machine.namespace("proc/self/ns/net", "net:[4026532999]");
-    assert_disk_is_known(&machine, false);
+    assert!(!is_use_known(&machine));
     // It is seen, and down.
     let net = "sys/devices/pci0000:00/0000:00:05.0/net/eth0";
     machine.link("sys/class/net/eth0", net).file(&format!("{net}/flags"), "0x1002\n");
-    assert_disk_is_known(&machine, true);
+    assert!(is_use_known(&machine));
     machine.remove("sys/class/net/eth0").bound(NVME, 3);
     assert_eq!(reasons(&machine, Backend::Vfio), []);
     // Without procfs; in the group of another function it is not taken either.
     machine.driver(NVME, "e1000e").remove("proc/self");
-    assert_disk_is_known(&machine, false);
+    assert!(!is_use_known(&machine));
     let usb = "0000:00:06.0";
     machine.function(usb, "0x0c0330", "xhci_hcd").group(3, &[usb]);
     let system = System::at(machine.root());

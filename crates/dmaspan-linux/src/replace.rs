@@ -219,8 +219,8 @@ fn open_folder(at: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd
     Ok(fs::openat(at, name.as_bytes(), flags, Mode::empty())?)
 }
 
-/// A device or a pipe. Standard output and error are taken as they are: who writes to them next goes
-/// on behind what was written.
+/// A device or a pipe. Standard output and error are taken as they are: who writes to them next
+/// goes on behind what was written.
 fn stream(folder: &OwnedFd, name: &OsStr, flags: OFlags) -> io::Result<Place> {
     let found = fs::statat(folder, name, AtFlags::empty())?;
     let is_it = |own: &BorrowedFd<'_>| {

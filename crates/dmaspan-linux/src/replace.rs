@@ -69,12 +69,6 @@ struct Beside {
     old: Option<(u32, u32, u32)>,
 }
 
-/// Where content goes.
-enum Place {
-    File { folder: OwnedFd, name: OsString, old: Option<Stat> },
-    Stream(OwnedFd),
-}
-
 impl WholeFile {
     /// New content for the file at `path`.
     ///
@@ -83,10 +77,11 @@ impl WholeFile {
     /// Where it cannot be made: there is no folder to make it in, or none that may be written to,
     /// or the path leads to a folder, or through a link that another user can have made.
     pub fn at(path: &Path) -> io::Result<Self> {
-        let (folder, name, old) = match find(path)? {
-            Place::Stream(to) => return Ok(Self { to: to.into(), beside: None }),
-            Place::File { folder, name, old } => (folder, name, old),
-        };
+        find(path)
+    }
+
+    /// Beside a name in a folder.
+    fn beside(folder: OwnedFd, name: OsString, old: Option<Stat>) -> io::Result<Self> {
         // With keys that the kernel has chosen at random. Collectors read no hidden files.
         let temporary = format!(".dmaspan-{:016x}", RandomState::new().hash_one(0));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -149,8 +144,10 @@ fn keep(file: &File, (mode, uid, gid): (u32, u32, u32)) -> io::Result<()> {
 }
 
 /// Follows a path link by link.
-fn find(path: &Path) -> io::Result<Place> {
-    let mut folder = open_folder(CWD, OsStr::new("."), OFlags::empty())?;
+fn find(path: &Path) -> io::Result<WholeFile> {
+    // Whoever names a file from the root on may be in a folder that they may not look into.
+    let start = if path.is_absolute() { "/" } else { "." };
+    let mut folder = open_folder(CWD, OsStr::new(start), OFlags::empty())?;
     let mut left = Vec::new();
     push(&mut left, path);
     let mut links = 0;
@@ -161,7 +158,7 @@ fn find(path: &Path) -> io::Result<Place> {
         }
         let is_last = left.is_empty();
         let found = match fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) if is_last => return Ok(Place::File { folder, name, old: None }),
+            Err(Errno::NOENT) if is_last => return WholeFile::beside(folder, name, None),
             found => found?,
         };
         let kind = FileType::from_raw_mode(found.st_mode);
@@ -170,7 +167,7 @@ fn find(path: &Path) -> io::Result<Place> {
             FileType::Directory if is_last => return Err(Errno::ISDIR.into()),
             FileType::Directory => folder = open_folder(&folder, &name, OFlags::NOFOLLOW)?,
             FileType::RegularFile if is_last => {
-                return Ok(Place::File { folder, name, old: Some(found) });
+                return WholeFile::beside(folder, name, Some(found));
             }
             // The kernel made it, and only the kernel knows where it leads: to an open file.
             FileType::Symlink if is_procs && is_last => {
@@ -190,7 +187,7 @@ fn find(path: &Path) -> io::Result<Place> {
                     }
                     push(&mut left, Path::new(&OsString::from_vec(target)));
                 } else if is_last {
-                    return Ok(Place::File { folder, name, old: None });
+                    return WholeFile::beside(folder, name, None);
                 } else {
                     let why = format!(
                         "{} is a link that another user can have made: name the folder that it \
@@ -202,7 +199,7 @@ fn find(path: &Path) -> io::Result<Place> {
             }
             _ if !is_last => return Err(Errno::NOTDIR.into()),
             _ if is_trusted(&folder, &found)? => return stream(&folder, &name, OFlags::NOFOLLOW),
-            _ => return Ok(Place::File { folder, name, old: None }),
+            _ => return WholeFile::beside(folder, name, None),
         }
     }
     Err(Errno::ISDIR.into())
@@ -221,17 +218,18 @@ fn open_folder(at: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd
 
 /// A device or a pipe. Standard output and error are taken as they are: who writes to them next
 /// goes on behind what was written.
-fn stream(folder: &OwnedFd, name: &OsStr, flags: OFlags) -> io::Result<Place> {
+fn stream(folder: &OwnedFd, name: &OsStr, flags: OFlags) -> io::Result<WholeFile> {
     let found = fs::statat(folder, name, AtFlags::empty())?;
     let is_it = |own: &BorrowedFd<'_>| {
         fs::fstat(own).is_ok_and(|own| (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))
     };
     let (out, error) = (io::stdout(), io::stderr());
     if let Some(own) = [out.as_fd(), error.as_fd()].into_iter().find(is_it) {
-        return Ok(Place::Stream(own.try_clone_to_owned()?));
+        return Ok(WholeFile { to: own.try_clone_to_owned()?.into(), beside: None });
     }
     let flags = flags | OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::CLOEXEC;
-    Ok(Place::Stream(fs::openat(folder, name.as_bytes(), flags, Mode::empty())?))
+    let to = fs::openat(folder, name.as_bytes(), flags, Mode::empty())?;
+    Ok(WholeFile { to: to.into(), beside: None })
 }
 
 /// Whether only this user or root can have put something into a folder. With a second name it may

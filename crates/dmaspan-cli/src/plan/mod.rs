@@ -98,12 +98,9 @@ fn source(args: &PlanArgs) -> Result<Source, PlanRunError> {
     }
     layout.limits.memlock = args.memlock.map(ByteSize::bytes).or(layout.limits.memlock);
     layout.kernel = args.kernel.or(layout.kernel);
-    // Names of files and words of a command line are anybody's: each stays in its line.
-    let texts = [&mut source.title].into_iter().chain(&mut source.notes);
-    for text in texts.chain(source.layout.regions.iter_mut().map(|region| &mut region.name)) {
-        if text.contains(char::is_control) {
-            *text = text.replace(char::is_control, "?");
-        }
+    // Words of a command line are anybody's, and a row of a table is a line.
+    for region in &mut layout.regions {
+        region.name = region.name.replace('\n', "?");
     }
     Ok(source)
 }

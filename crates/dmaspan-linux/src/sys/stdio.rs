@@ -60,10 +60,9 @@ pub fn write(bytes: &[u8]) -> io::Result<Printed> {
 /// characters, and what changes the direction of the text behind it (Unicode Standard Annex #9),
 /// but the end of a line.
 pub fn is_command(sign: char) -> bool {
-    let is_direction = matches!(sign, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
-        | '\u{2066}'..='\u{2069}');
-    let is_line_end = matches!(sign, '\u{2028}'..='\u{2029}');
-    sign != '\n' && (sign.is_control() || is_direction || is_line_end)
+    let directs = ['\u{61c}', '\u{200e}', '\u{200f}'].contains(&sign)
+        || matches!(sign, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    sign != '\n' && (sign.is_control() || directs)
 }
 
 /// A text with `?` for every character that [is a command](is_command): names in what a program has

@@ -18,10 +18,10 @@ const WORDS: [&[&str]; 5] = [
 
 /// What the paths of files begin with that may: numbers of the kernel, a guest, which has one user,
 /// and what is written into the build's folder and the working tree.
-const PLACES: &str = "crates/dmaspan-linux/src/hugetlb.rs crates/dmaspan-guest/ fuzz/ xtask/src/ci/ \
-    xtask/src/cross/tools.rs xtask/src/debian/ xtask/src/guest/ xtask/src/hw/install.rs \
-    xtask/src/kernel/ xtask/src/package.rs xtask/src/pages/mod.rs xtask/src/peers/contention/ \
-    xtask/src/picture.rs xtask/src/sanitize.rs";
+const PLACES: &str = "crates/dmaspan-linux/src/hugetlb.rs crates/dmaspan-guest/ fuzz/ \
+    xtask/src/ci/ xtask/src/cross/tools.rs xtask/src/debian/ xtask/src/guest/ \
+    xtask/src/hw/install.rs xtask/src/kernel/ xtask/src/package.rs xtask/src/pages/mod.rs \
+    xtask/src/peers/contention/ xtask/src/picture.rs xtask/src/sanitize.rs";
 
 /// Finds files that are written in another way.
 pub fn replaced(tree: &Tree) -> Vec<Problem> {

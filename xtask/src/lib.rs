@@ -20,6 +20,7 @@ pub mod kernel;
 pub mod lexer;
 pub mod lines;
 pub mod msrv;
+pub mod mutants;
 pub mod no_std;
 pub mod package;
 pub mod pages;

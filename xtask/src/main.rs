@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use xtask::problem::Problem;
 use xtask::tree::Tree;
 use xtask::{
-    Checked, Outcome, book, ci, cross, guest, hw, kernel, lines, msrv, no_std, package, pages,
-    peers, picture, sanitize, tidy,
+    Checked, Outcome, book, ci, cross, guest, hw, kernel, lines, msrv, mutants, no_std, package,
+    pages, peers, picture, sanitize, tidy,
 };
 
 const USAGE: &str = "\
@@ -94,7 +94,13 @@ usage: cargo xtask <command>
           compare the tables themselves, entry by entry, after the same random
           operations; a difference that is not in the README's list fails
   peers --findings [--work DIR]
-          show what was found in Linux's page tables, by their own code";
+          show what was found in Linux's page tables, by their own code
+  mutants [--tenth | FILE [CHANGE]]
+          change the program in one place after the other, where an error would be
+          worst, and fail where no test notices; those that change nothing are in
+          xtask/mutants/alive.txt with the reason; --tenth tries a tenth of the
+          changes, which the commit chooses, and FILE and CHANGE those whose file
+          and whose name contain them";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -121,6 +127,9 @@ fn main() -> ExitCode {
         {
             xtask::say(USAGE);
             ExitCode::SUCCESS
+        }
+        ["mutants", arguments @ ..] => {
+            with_options("mutants", mutants::Options::parse(arguments), mutants::run)
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
         ["kernel", arguments @ ..] => with_options("kernel", kernel::parse(arguments), kernel::run),

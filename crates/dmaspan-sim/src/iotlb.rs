@@ -32,7 +32,8 @@
 //!   to the address, Leaf = 1 need not (4.4.1). SMMUv2: operations that do not end in L. VT-d: IH
 //!   = 0 takes the paging-structure caches, IH = 1 keeps them (6.5.2.3). AMD: PDE = 1 (2.4.3).
 //! - Absent entries, by address. VT-d: in caching mode they are tagged and invalidated as others
-//!   (6.1, 6.5.2.3), at a mapping as at its end, and have no size that an invalidation could name.
+//!   (6.1, 6.5.2.3), at a mapping as at its end, and have no size that an invalidation could name:
+//!   those of the lowest tables as leaves, those above them as links, which IH = 1 keeps.
 //! - Everything, with [`Scope::All`]. A command for an address space takes all that carries its
 //!   tag, tables as well: CMD_TLBI_NH_ASID and CMD_TLBI_S12_VMALL (4.4), TLBIASID and TLBIVMID,
 //!   VT-d's domain-selective granularity, which has no IH (6.5.2.3), AMD's whole address range
@@ -64,9 +65,11 @@ pub(crate) mod blocks;
 pub(crate) mod leaves;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use blocks::BlockMap;
 use leaves::{CachedLeaf, LeafCache};
+pub use told::Told;
 
 /// Says whether absent entries are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -197,6 +200,9 @@ struct State {
     /// Whether the tables are not this IOMMU's any more: every access faults.
     detached: bool,
 }
+
+/// log2 of what an absent entry of the lowest table is for: those of VT-d and AMD alone are cached.
+const PAGE_LG2: u32 = 12;
 
 /// How often an entry may change under a walk that updates it. More is no race but a bug.
 const UPDATE_TRIES: u32 = 1000;
@@ -586,7 +592,8 @@ impl State {
                 for &range in ranges {
                     if let Some(sizes) = sizes {
                         self.counters.leaves_dropped += self.leaves.forget(range, sizes);
-                        self.absent.remove(range);
+                        let all = what.tables == Tables::Detached;
+                        self.absent.remove_sizes(range, |lg2| all || lg2 == PAGE_LG2);
                     }
                     if what.tables == Tables::Detached && forgets_links {
                         self.counters.links_dropped += self.links.remove(range);

@@ -323,6 +323,26 @@ mod alone {
         assert_eq!(ring.stored(|| (1 << 32) + 5, u64::BITS), (1 << 32) + 5);
     }
 
+    /// Every tail, what is noted as done, and every number, against the sentence that says it.
+    #[test]
+    fn a_number_is_the_last_position_up_to_the_tail_that_waits_and_has_its_bits() {
+        let hardware = Hardware::new(Done::ByNumber, u64::MAX, 3);
+        let ring = &hardware.ring;
+        for bits in 1..=4 {
+            for (tail, back) in (0..40u64).flat_map(|tail| (0..=16).map(move |back| (tail, back))) {
+                let Some(done) = tail.checked_sub(back) else { continue };
+                ring.placed.tail.store(tail, Ordering::Release);
+                ring.seen.done.store(done, Ordering::Release);
+                for number in 0..1 << bits {
+                    let is = |position: &u64| *position & lg2::mask(bits) == number;
+                    let last = (done..=tail).rev().take(1 << bits).find(is);
+                    let found = ring.stored(|| number, bits);
+                    assert_eq!(found, last.unwrap_or(done), "{bits}: {done}..={tail}, {number}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn positions_are_noted_before_half_a_number_tells_them_no_more() {
         let hardware = Hardware::new(Done::ByNumber, u64::MAX, 3);

@@ -15,3 +15,6 @@ mod liar;
 #[cfg(feature = "log")]
 mod logged;
 mod setup;
+#[path = "../shared/walks.rs"]
+mod walked;
+mod walks;

@@ -17,3 +17,6 @@ mod liar;
 #[cfg(feature = "log")]
 mod logged;
 mod start;
+#[path = "../shared/walks.rs"]
+mod walked;
+mod walks;

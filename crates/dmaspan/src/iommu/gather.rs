@@ -243,6 +243,8 @@ impl<L> From<SyncFailed<L>> for HardwareError {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn range(start: u64, last: u64) -> IovaRange {
@@ -298,5 +300,119 @@ mod tests {
         gather.add_with(Retired { tables: Some(()), ..retired(range(0, 0)) }, |_, _| ());
         assert_eq!(gather.invalidation().tables, Tables::Detached);
         assert!(gather.add(Retired { tables: Some(()), ..retired(range(0, 0)) }).is_err());
+    }
+
+    /// What a gather has to say, in other words: pages by their numbers.
+    #[derive(Clone, Debug, Default)]
+    struct Told {
+        /// Those that are named, in their order.
+        named: Vec<IovaRange>,
+        all: bool,
+        sizes: u64,
+        walks: bool,
+        tables: Option<u32>,
+    }
+
+    impl Told {
+        fn name(&mut self, range: IovaRange, bound: usize) {
+            if self.all {
+                return;
+            }
+            match self.named.last().and_then(|last| last.join(range)) {
+                Some(joined) => *self.named.last_mut().unwrap() = joined,
+                None if self.named.len() < bound.min(PLACES) => self.named.push(range),
+                None => self.all = true,
+            }
+        }
+
+        fn check(&self, gather: &Gather<u32>) {
+            let what = gather.invalidation();
+            match what.scope {
+                Scope::All => assert!(self.all),
+                Scope::Ranges(ranges) => assert_eq!((ranges, self.all), (&*self.named, false)),
+            }
+            assert_eq!(what.leaf_sizes, self.sizes);
+            assert_eq!(what.tables == Tables::Detached, self.walks || self.tables.is_some());
+            assert_eq!(gather.tables, self.tables);
+            let nothing = self.named.is_empty() && !self.all && self.tables.is_none();
+            assert_eq!(gather.is_empty(), nothing);
+            let first = self.named.iter().map(|it| it.start()).min();
+            let last = self.named.iter().map(|it| it.last()).max();
+            let hull = first.zip(last).filter(|_| !self.all);
+            let hull = hull.and_then(|(first, last)| IovaRange::new(first, last));
+            assert_eq!(gather.covering(), hull.unwrap_or(IovaRange::ALL));
+            let synced = gather.synced();
+            for (first, last) in (0..22).flat_map(|first| (first..22).map(move |last| (first, last))) {
+                let asked = range(first, last);
+                let covers = self.named.iter().any(|it| it.covers(asked));
+                assert_eq!(synced.covers(asked), self.all || covers, "{asked} in {self:?}");
+                let meets = |it: &IovaRange| it.start() <= asked.last() && asked.start() <= it.last();
+                let meets = self.named.iter().any(meets);
+                assert_eq!(synced.meets(asked), self.all || meets, "{asked} in {self:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_is_added_and_merged_is_said_and_nothing_else() {
+        let mut random = 1u64;
+        let mut below = |n: u64| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) % n
+        };
+        for round in 0..600 {
+            let bound = [0, 1, 2, 3, 8, 20][round % 6];
+            let mut both = [(); 2].map(|()| (Gather::<u32>::new(bound), Told::default()));
+            for step in 0..1 + below(14) {
+                let (gather, told) = &mut both[usize::try_from(step % 2).unwrap()];
+                let first = below(20);
+                let at = range(first, first + below(3));
+                match below(5) {
+                    0 => {
+                        gather.add_walks(at);
+                        told.name(at, bound);
+                        told.walks = true;
+                    }
+                    kind => {
+                        let tables = (kind == 1).then_some(1);
+                        let leaf_sizes = 1 << (12 + below(3));
+                        let range = (below(8) > 0).then_some(at);
+                        gather.add_with(Retired { range, leaf_sizes, tables }, |all, more| *all += more);
+                        range.into_iter().for_each(|at| told.name(at, bound));
+                        told.sizes |= leaf_sizes;
+                        if let Some(more) = tables {
+                            told.tables = Some(told.tables.unwrap_or(0) + more);
+                        }
+                    }
+                }
+                told.check(gather);
+            }
+            let [(mut gather, mut told), (more, other)] = both;
+            gather.merge_with(more, |all, more| *all += more);
+            other.named.iter().filter(|_| !other.all).for_each(|&at| told.name(at, bound));
+            told.all |= other.all;
+            told.sizes |= other.sizes;
+            told.walks |= other.walks;
+            told.tables = told.tables.map_or(other.tables, |it| Some(it + other.tables.unwrap_or(0)));
+            told.check(&gather);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_any_more_is_everything_with_walks() {
+        let everything = Gather::<u32>::everything();
+        let all = Told { all: true, sizes: u64::MAX, walks: true, ..Told::default() };
+        all.check(&everything);
+        let mut gather = Gather::new(8);
+        gather.merge_with(everything, |_, _| ());
+        all.check(&gather);
+    }
+
+    #[test]
+    fn a_sync_of_one_operation_covers_its_range_and_that_of_none_nothing() {
+        let synced = Synced::of(Some(range(4, 7)));
+        assert!(synced.covers(range(4, 7)) && synced.meets(range(7, 9)) && !synced.meets(range(8, 9)));
+        assert!(!synced.covers(range(3, 7)));
+        assert!(!Synced::of(None).meets(IovaRange::ALL));
     }
 }

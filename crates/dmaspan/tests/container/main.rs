@@ -32,3 +32,4 @@ mod selftests;
 mod stress;
 mod type1;
 mod vaddr;
+mod walks;

@@ -219,6 +219,23 @@ fn an_unmap_that_finds_a_full_slot_waits_with_it_for_hardware_that_does_not_answ
 }
 
 #[test]
+fn what_a_panic_tears_out_of_a_sync_in_its_place_is_forgotten_before_it_is_released() {
+    let bench = with_both_batches_in_use(|inner| {
+        *inner.hooks.meanwhile.lock() = Some(Box::new(|| panic!("as the test wants")));
+        let expire = std::panic::AssertUnwindSafe(|| inner.dma.expire());
+        assert!(std::panic::catch_unwind(expire).is_err());
+    });
+    assert_eq!((bench.dma.waiting(), bench.released()), ((4, 0), 4));
+    assert_eq!(bench.tlb.stale_leaves(range(0, 1 << 40)).len(), 4);
+    let before = bench.tlb.counters();
+    // Each buffer looks whether a device reaches it when it is dropped.
+    bench.dma.flush().unwrap();
+    assert_eq!(bench.released(), 8);
+    assert_eq!(bench.tlb.counters().invalidations_of_all, before.invalidations_of_all + 1);
+    bench.assert_nothing_is_left();
+}
+
+#[test]
 fn a_timer_that_finds_a_slot_taken_comes_again_at_once() {
     let bench = with_both_batches_in_use(|inner| {
         let (seen, machine, dma) = (Arc::new(AtomicU64::new(0)), inner.machine.clone(), &inner.dma);

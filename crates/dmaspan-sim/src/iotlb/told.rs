@@ -1,0 +1,123 @@
+//! What commands of each architecture make an [`Iotlb`] forget, bit by bit.
+//!
+//! A command by address takes the leaves there, and what is cached of tables, and of entries in them
+//! that were absent, only where its bit for those says so. Nothing else is taken: hardware may keep
+//! the rest.
+
+use dmaspan::iommu::{Invalidation, Scope, Tables};
+use dmaspan::{Iova, IovaRange, lg2};
+
+use super::{Iotlb, block_around};
+
+/// What one command makes hardware forget of one address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The address space's number: a domain ID, an ASID, a VMID, a PSCID or a GSCID.
+    pub space: u32,
+    /// Where; everywhere for `None`, and then of all kinds.
+    pub range: Option<IovaRange>,
+    /// The sizes of leaves, bit n for 2^n bytes.
+    pub leaf_sizes: u64,
+    /// Whether walks are forgotten, too.
+    pub walks: Tables,
+}
+
+impl Told {
+    fn all(space: u64) -> Self {
+        Self { range: None, ..Self::leaves(space, IovaRange::ALL, false) }
+    }
+
+    fn leaves(space: u64, range: IovaRange, walks: bool) -> Self {
+        let space = u32::try_from(space).unwrap_or(u32::MAX);
+        let walks = if walks { Tables::Detached } else { Tables::Kept };
+        Self { space, range: Some(range), leaf_sizes: u64::MAX, walks }
+    }
+
+    /// VT-d: IOTLB invalidations (6.5.2.3) and those of PASID 0 (6.5.2.4), of one domain. Of pages
+    /// they are for `2^AM` of them, and keep walks with IH.
+    pub fn vtd([low, high]: [u64; 2]) -> Option<Self> {
+        let domain = low >> 16 & 0xffff;
+        match (low & 0xf, low >> 4 & 3) {
+            (2 | 6, 2) => Some(Self::all(domain)),
+            (2 | 6, 3) => {
+                let lg2 = u32::try_from(high & 0x3f).unwrap_or(0) + 12;
+                Some(Self::leaves(domain, block_around(Iova::new(high), lg2), high & 1 << 6 == 0))
+            }
+            _ => None,
+        }
+    }
+
+    /// AMD: INVALIDATE_IOMMU_PAGES (48882, 2.4.3). With S the first zero of the address says the
+    /// size; walks are forgotten with PDE.
+    pub fn amd_vi([low, high]: [u64; 2]) -> Option<Self> {
+        if low >> 60 != 3 {
+            return None;
+        }
+        let domain = low >> 32 & 0xffff;
+        let ones = (high | 0xfff).trailing_ones();
+        let lg2 = if high & 1 == 0 { 12 } else { ones + 1 };
+        // The whole space is one of 2^52 bytes.
+        let range = if lg2 < 52 { block_around(Iova::new(high), lg2) } else { IovaRange::ALL };
+        Some(Self::leaves(domain, range, high & 2 != 0))
+    }
+
+    /// SMMUv3: CMD_TLBI_NH_ASID, CMD_TLBI_NH_VA, CMD_TLBI_S12_VMALL and CMD_TLBI_S2_IPA (IHI 0070,
+    /// 4.4). Without TG a command is for the leaf at its address; with it for
+    /// `(NUM + 1) * 2^SCALE` granules, and with TTL for leaves of that level alone, or groups of
+    /// them. Walks are kept with Leaf.
+    pub fn smmu_v3([low, high]: [u64; 2]) -> Option<Self> {
+        let (vmid, asid) = (low >> 32 & 0xffff, low >> 48);
+        let space = match low & 0xff {
+            0x11 => return Some(Self::all(asid)),
+            0x28 => return Some(Self::all(vmid)),
+            0x12 => asid,
+            0x2a => vmid,
+            _ => return None,
+        };
+        let at = Iova::new(lg2::align_down(high, 12));
+        let told = |range| Self::leaves(space, range, high & 1 == 0);
+        let Some(granule_lg2) = [None, Some(12u32), Some(14), Some(16)][(high >> 10 & 3) as usize] else {
+            return Some(told(IovaRange::point(at)));
+        };
+        let granules = ((low >> 12 & 0x1f) + 1) << (low >> 20 & 0x1f);
+        let range = IovaRange::from_len(at, granules << granule_lg2).ok()?;
+        let leaf_sizes = match high >> 8 & 3 {
+            0 => u64::MAX,
+            // Up to the leaves of the next level.
+            level => {
+                let entry_lg2 = granule_lg2 + (3 - level as u32) * (granule_lg2 - 3);
+                lg2::mask(entry_lg2 + granule_lg2 - 3) & !lg2::mask(entry_lg2)
+            }
+        };
+        Some(Self { leaf_sizes, ..told(range) })
+    }
+
+    /// RISC-V: IOTINVAL.VMA of a PSCID and IOTINVAL.GVMA of a GSCID. With AV they are for the leaf
+    /// at the address, or with S for those in a block; walks are forgotten with NL.
+    pub fn riscv([low, high]: [u64; 2]) -> Option<Self> {
+        let space = match (low & 0x7f, low >> 7 & 7) {
+            (1, 0) => low >> 12 & 0xf_ffff,
+            (1, 1) => low >> 44 & 0xffff,
+            _ => return None,
+        };
+        if low & 1 << 10 == 0 {
+            return Some(Self::all(space));
+        }
+        let address = high >> 10 << 12;
+        let range = match high & 1 << 9 {
+            0 => IovaRange::point(Iova::new(address)),
+            _ => block_around(Iova::new(address), (address | 0xfff).trailing_ones() + 1),
+        };
+        Some(Self::leaves(space, range, low & 1 << 34 != 0))
+    }
+}
+
+impl<W, T> Iotlb<W, T> {
+    /// Forgets what a command says, and nothing else.
+    pub fn told(&self, told: &Told) {
+        let ranges = told.range.as_slice();
+        let scope = if ranges.is_empty() { Scope::All } else { Scope::Ranges(ranges) };
+        let Told { leaf_sizes, walks: tables, .. } = *told;
+        self.shared.state.lock().forget(&Invalidation { scope, leaf_sizes, tables });
+    }
+}

@@ -1,0 +1,204 @@
+//! Tables that were detached, into which hardware still walks, and what stays mapped at last.
+
+use std::sync::Arc;
+
+use dmaspan::container::{Attach, DirtyRead, Error, Interrupts};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
+use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan_sim::fault::Faults;
+use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::walker::Access;
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use parking_lot::Mutex;
+
+use crate::common::{PROT, faulty_domain, walker};
+use crate::emulated::{Model, PAGE, pages};
+use crate::hooked::{Hooking, Owner};
+
+type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
+type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// A simulated IOMMU that has something done before it invalidates the next time.
+struct Meanwhile(Tlb, Hook);
+
+// SAFETY: all is done by the simulated IOMMU, after what is no part of it.
+unsafe impl IommuOps for Meanwhile {
+    type Address = PhysAddr;
+
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let hook = self.1.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        self.0.invalidate(what)
+    }
+
+    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
+        self.0.sync_map(range)
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.0.detach()
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.0.max_ranges()
+    }
+}
+
+/// A container with a domain of such an IOMMU.
+fn meanwhile(owner: &Owner) -> (Arc<Hooking>, Tlb, Hook) {
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, tables.clone()).unwrap();
+    let (iotlb, hook) = (Iotlb::new(walker(&table), tables), Hook::default());
+    let domain = Domain::new(table, Meanwhile(iotlb.clone(), Arc::clone(&hook))).unwrap();
+    let container = owner.container();
+    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    (Arc::new(container), iotlb, hook)
+}
+
+fn reached(iotlb: &Tlb, page: u64) -> Option<PhysAddr> {
+    iotlb.translate(Iova::new(page * PAGE), Access::Write).ok().map(|hit| hit.paddr)
+}
+
+/// The mappings of an unmap are of 2 pages from page 100 on, with or without holes between them.
+#[test]
+fn what_is_mapped_around_an_unmap_that_is_not_synced_yet_is_reached() {
+    for (count, step) in [(1, 2), (2, 2), (3, 2), (2, 4), (3, 4)] {
+        let end = 100 + (count - 1) * step + 2;
+        let inside = (step == 4).then_some(102);
+        for at in [40, 98, end, 300].into_iter().chain(inside) {
+            let owner = Owner::new(16);
+            let (container, iotlb, hook) = meanwhile(&owner);
+            for n in 0..count {
+                let iova = Iova::new((100 + n * step) * PAGE);
+                container.map(&owner.space, owner.pages(2 * n, 2), iova, PROT).unwrap();
+                assert!(reached(&iotlb, 100 + n * step).is_some());
+            }
+            let (inner, tlb) = (Arc::clone(&container), iotlb.clone());
+            let (space, user) = (Arc::clone(&owner.space), owner.pages(10, 2));
+            let frame = owner.frames[10];
+            *hook.lock() = Some(Box::new(move || {
+                inner.map(&space, user, Iova::new(at * PAGE), PROT).unwrap();
+                assert_eq!(reached(&tlb, at), Some(frame), "{at} beside {count} by {step}");
+            }));
+            assert_eq!(container.unmap(pages(100, end - 100)).unwrap(), 2 * count * PAGE);
+            assert!(hook.lock().is_none());
+            assert_eq!(reached(&iotlb, at), Some(frame));
+            assert_eq!(container.unmap(pages(at, 2)).unwrap(), 2 * PAGE);
+            // Tables that are new by now.
+            container.map(&owner.space, owner.pages(4, 8), Iova::new(100 * PAGE), PROT).unwrap();
+            assert_eq!(reached(&iotlb, 107), Some(owner.frames[11]));
+            assert_eq!(iotlb.stale_links(IovaRange::ALL), []);
+            drop(container);
+            owner.assert_untouched();
+        }
+    }
+}
+
+#[test]
+fn a_map_to_where_hardware_may_walk_detached_tables_fails_while_it_does_not_forget_them() {
+    let owner = Owner::new(16);
+    let (container, iotlb, hook) = meanwhile(&owner);
+    container.map(&owner.space, owner.pages(0, 2), Iova::new(100 * PAGE), PROT).unwrap();
+    assert!(reached(&iotlb, 100).is_some());
+    let (inner, tlb) = (Arc::clone(&container), iotlb.clone());
+    let (space, user) = (Arc::clone(&owner.space), owner.pages(10, 2));
+    *hook.lock() = Some(Box::new(move || {
+        tlb.fail_next_invalidations(1);
+        let error = inner.map(&space, user, Iova::new(104 * PAGE), PROT).unwrap_err();
+        assert!(matches!(error, Error::Map { user: at, .. } if at == user.start()), "{error}");
+    }));
+    assert_eq!(container.unmap(pages(100, 2)).unwrap(), 2 * PAGE);
+    assert!(hook.lock().is_none());
+    assert_eq!(container.mappings(), 0);
+    owner.assert_untouched();
+}
+
+/// A container with device memory at page 100 and memory at page 10000, which a device has used.
+struct Revoked {
+    container: Container<SimPinner, parking_lot::RawMutex>,
+    space: Arc<SimSpace>,
+    memory: Arc<SimMemory>,
+    user: UserRange,
+    iotlb: Tlb,
+}
+
+fn revoked() -> Revoked {
+    let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 1 << 20, 12).unwrap());
+    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+    let bar = Span::new(PhysAddr::new(1 << 42), 2 * PAGE).unwrap();
+    let at = UserAddr::new(1 << 44);
+    let device = space.map_device_with(at, bar, MapOptions::default()).unwrap();
+    let spans = memory.allocate_scattered(4 * PAGE, 1).unwrap();
+    let user = space.map(UserAddr::new(1 << 32), &spans).unwrap();
+    let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+    let container: Container<_, parking_lot::RawMutex> =
+        Container::with_domain(SimPinner::new(Arc::clone(&memory)), domain, Account::new(u64::MAX));
+    container.map(&space, device, Iova::new(100 * PAGE), PROT).unwrap();
+    container.map(&space, user, Iova::new(10000 * PAGE), PROT).unwrap();
+    assert!(reached(&iotlb, 100).is_some() && reached(&iotlb, 10000).is_some());
+    container.revoke(&space, device).unwrap();
+    Revoked { container, space, memory, user, iotlb }
+}
+
+#[test]
+fn walks_that_hardware_did_not_forget_are_noted_as_long_as_it_does_not_though_no_memory_is() {
+    for retries in 0..3 {
+        let Revoked { container, space, memory, user, iotlb } = revoked();
+        iotlb.fail_next_invalidations(1);
+        // Nothing is mapped there any more but tables.
+        let _ = container.unmap(pages(100, 2));
+        for n in 0..retries {
+            iotlb.fail_next_invalidations(1);
+            // It tries again what failed, in vain.
+            let _ = container.unmap(pages(10000, 4));
+            container.map(&space, user, Iova::new((20000 + n) * PAGE), PROT).unwrap();
+            iotlb.fail_next_invalidations(1);
+            let _ = container.unmap(pages(20000 + n, 4));
+        }
+        iotlb.fail_next_invalidations(0);
+        container.map(&space, user, Iova::new(104 * PAGE), PROT).unwrap();
+        assert!(reached(&iotlb, 104).is_some(), "after {retries}");
+        container.unmap_all().unwrap();
+        assert_eq!((container.mappings(), memory.pinned_frames()), (0, 0));
+        assert_eq!(iotlb.stale_links(IovaRange::ALL), []);
+        assert_eq!(memory.violations(), []);
+    }
+}
+
+#[test]
+fn what_stays_mapped_when_its_last_domain_goes_was_written_all_of_it() {
+    for answers in [true, false] {
+        let owner = Owner::new(16);
+        let (_model, container, _) = Model::attach(owner.container());
+        let (domain, _, iotlb) = crate::common::marking_domain::<12>(&Faults::none());
+        let id = container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+        container.map(&owner.space, owner.pages(0, 4), Iova::new(0), PROT).unwrap();
+        container.map(&owner.space, owner.pages(8, 2), Iova::new(8 * PAGE), PROT).unwrap();
+        container.start_dirty().unwrap();
+        let read = || {
+            let mut words = [0];
+            container.dirty_bitmap(pages(0, 64), PAGE, &mut words, DirtyRead::Clear).unwrap();
+            words[0]
+        };
+        assert_eq!(read(), 0, "nothing was written");
+        if !answers {
+            iotlb.fail_next_invalidations(u64::MAX);
+        }
+        assert_eq!(container.detach(id).is_ok(), answers);
+        assert_eq!(read(), 0x30f, "nobody asked hardware");
+        if !answers {
+            iotlb.fail_next_invalidations(0);
+            // It waits for hardware, which answers now.
+            let _ = container.unmap(pages(32, 1));
+            assert_eq!(read(), 0x30f, "devices wrote until now");
+        }
+        assert_eq!(read(), 0);
+        assert_eq!(container.unmap_all().unwrap(), 6 * PAGE);
+        owner.assert_untouched();
+    }
+}

@@ -13,8 +13,8 @@ use std::{fs, io};
 use Extent::{Full, Quick};
 
 use crate::{
-    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, no_std, package, pages, report,
-    sanitize,
+    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, mutants, no_std, package,
+    pages, report, sanitize,
 };
 
 /// How much is run.
@@ -42,7 +42,7 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 21] = [
+const CHECKS: [Check; 22] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
@@ -61,6 +61,9 @@ const CHECKS: [Check; 21] = [
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
     quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
     quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
+    quick("mutants: cargo xtask mutants, of which a tenth", |extent| {
+        mutants::run(&if extent == Full { mutants::Options::default() } else { mutants::tenth() })
+    }),
     quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
     quick("packages: cargo xtask package", |_| package::check()),
     quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),

@@ -105,7 +105,7 @@ impl Options {
     pub fn parse(arguments: &[&str]) -> Result<Self, String> {
         match *arguments {
             [] => Ok(Self::default()),
-            ["--tenth"] => Ok(Self { tenth: true, ..Self::default() }),
+            ["--tenth"] => Ok(tenth()),
             [file] if !file.starts_with('-') => Ok(Self { file: file.to_owned(), ..Self::default() }),
             [file, name] if !file.starts_with('-') => {
                 Ok(Self { file: file.to_owned(), name: name.to_owned(), tenth: false })
@@ -113,11 +113,11 @@ impl Options {
             _ => Err("there is `--tenth`, or a part of a file's path and one of a change's name".into()),
         }
     }
+}
 
-    /// A tenth of the changes.
-    pub(crate) fn tenth() -> Self {
-        Self { tenth: true, ..Self::default() }
-    }
+/// A tenth of the changes.
+pub(crate) fn tenth() -> Options {
+    Options { tenth: true, ..Options::default() }
 }
 
 /// A change in its place, with its number.

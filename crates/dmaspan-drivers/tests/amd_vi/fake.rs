@@ -418,7 +418,7 @@ impl Rig {
         let iommu = start(&memory, &fake, config).expect("it starts");
         fake.take();
         fake.take_writes();
-        let arena = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+        let arena = Arena::new(PhysAddr::new(0x4000_0000), 16 << 20);
         Self { memory, fake, iommu, arena }
     }
 

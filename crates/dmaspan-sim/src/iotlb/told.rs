@@ -121,3 +121,69 @@ impl<W, T> Iotlb<W, T> {
         self.shared.state.lock().forget(&Invalidation { scope, leaf_sizes, tables });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(space: u32, start: u64, len: u64, leaf_sizes: u64, walks: Tables) -> Option<Told> {
+        let range = IovaRange::from_len(Iova::new(start), len).ok();
+        Some(Told { space, range, leaf_sizes, walks })
+    }
+
+    fn all(space: u32) -> Option<Told> {
+        let (range, leaf_sizes, walks) = (None, u64::MAX, Tables::Kept);
+        Some(Told { space, range, leaf_sizes, walks })
+    }
+
+    const ANY: u64 = u64::MAX;
+    use Tables::{Detached, Kept};
+
+    #[test]
+    fn a_command_of_vt_d_is_for_its_pages_and_keeps_walks_with_ih() {
+        let of = |low: u64, high| Told::vtd([low | 5 << 16, high]);
+        assert_eq!(of(2 | 3 << 4, 0x1234_5000 | 1 << 6), told(5, 0x1234_5000, 0x1000, ANY, Kept));
+        assert_eq!(of(6 | 3 << 4, 0x1234_5000 | 9), told(5, 0x1220_0000, 2 << 20, ANY, Detached));
+        assert_eq!(of(2 | 2 << 4, 0), all(5));
+        assert_eq!(of(1 | 3 << 4, 0), None, "the context cache");
+    }
+
+    #[test]
+    fn a_command_of_amd_is_for_the_size_that_its_address_says_and_takes_walks_with_pde() {
+        let of = |high| Told::amd_vi([3 << 60 | 7 << 32, high]);
+        assert_eq!(of(0x1234_5000), told(7, 0x1234_5000, 0x1000, ANY, Kept));
+        assert_eq!(of(0x1234_4001), told(7, 0x1234_4000, 0x2000, ANY, Kept));
+        assert_eq!(of(0x122f_f003), told(7, 0x1220_0000, 2 << 20, ANY, Detached));
+        let everything = of(0x7fff_ffff_ffff_f003).unwrap();
+        assert_eq!((everything.range, everything.walks), (Some(IovaRange::ALL), Detached));
+        assert_eq!(Told::amd_vi([2 << 60, 0]), None, "a device's entry");
+    }
+
+    #[test]
+    fn a_command_of_an_smmu_is_for_a_leaf_or_for_granules_of_a_level_and_keeps_walks_with_leaf() {
+        let va = |fields: u64, high| Told::smmu_v3([0x12 | 3 << 48 | fields, high]);
+        assert_eq!(va(0, 0x5001), told(3, 0x5000, 1, ANY, Kept));
+        assert_eq!(va(0, 0x5000), told(3, 0x5000, 1, ANY, Detached));
+        // 3 granules of 4K, and of leaves of level 3, or of groups of them.
+        let pages = lg2::mask(21) & !lg2::mask(12);
+        assert_eq!(va(2 << 12, 0x5000 | 1 << 10 | 3 << 8 | 1), told(3, 0x5000, 0x3000, pages, Kept));
+        assert_eq!(va(2 << 20, 0x4000 | 2 << 10), told(3, 0x4000, 4 << 14, ANY, Detached));
+        let stage_2 = Told::smmu_v3([0x2a | 4 << 32, 0x5001]);
+        assert_eq!(stage_2, told(4, 0x5000, 1, ANY, Kept));
+        assert_eq!(Told::smmu_v3([0x11 | 3 << 48, 0]), all(3));
+        assert_eq!(Told::smmu_v3([0x28 | 4 << 32, 0]), all(4));
+        assert_eq!(Told::smmu_v3([0x46, 0]), None, "a sync");
+    }
+
+    #[test]
+    fn a_command_of_risc_v_is_for_a_leaf_or_a_block_and_takes_walks_with_nl() {
+        let of = |low: u64, high| Told::riscv([1 | 9 << 12 | low, high]);
+        let (av, nl, block) = (1 << 10, 1 << 34, 1 << 9);
+        assert_eq!(of(av, 5 << 10), told(9, 0x5000, 1, ANY, Kept));
+        assert_eq!(of(av | nl, 4 << 10 | block), told(9, 0x4000, 0x2000, ANY, Detached));
+        assert_eq!(of(av, 0b111 << 10 | block), told(9, 0, 0x1_0000, ANY, Kept));
+        assert_eq!(of(0, 0), all(9));
+        assert_eq!(Told::riscv([1 | 1 << 7 | 6 << 44, 0]), all(6));
+        assert_eq!(Told::riscv([2, 0]), None, "a fence");
+    }
+}

@@ -10,6 +10,7 @@ mod grown;
 mod invariants;
 mod listing;
 mod model;
+mod moving;
 mod pool;
 mod random;
 mod sweep;

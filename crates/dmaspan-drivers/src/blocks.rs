@@ -53,6 +53,16 @@ mod tests {
     }
 
     #[test]
+    fn ranges_of_bytes_are_one_block_or_cut_where_the_alignment_is_highest() {
+        assert_eq!(of(5, 5), [(5, 0)]);
+        assert_eq!(of(0, 4), [(0, 3)], "more than half of it");
+        assert_eq!(of(3, 4), [(3, 0), (4, 0)]);
+        assert_eq!(of(3, 5), [(3, 0), (4, 1)]);
+        assert_eq!(of(2, 6), [(0, 3)]);
+        assert_eq!(of(3, 6), [(3, 0), (4, 2)]);
+    }
+
+    #[test]
     fn a_range_is_covered_by_less_than_twice_its_bytes() {
         let pages = [0u64, 1, 2, 3, 5, 7, 8, 511, 512, 513, 0x3_ffff, 0x4_0001, (1 << 52) - 9];
         for start in pages {

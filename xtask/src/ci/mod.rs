@@ -13,8 +13,8 @@ use std::{fs, io};
 use Extent::{Full, Quick};
 
 use crate::{
-    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, mutants, no_std, package,
-    pages, report, sanitize,
+    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, mutants, no_std, package, pages,
+    report, sanitize,
 };
 
 /// How much is run.

@@ -91,7 +91,8 @@ pub(super) fn with_switches(
 /// The change that somebody wrote down: `from`, an expression that is once in the text, becomes `to`.
 pub(super) fn planted(text: &str, from: &str, to: &str) -> Option<Change> {
     let (start, None) = (text.find(from)?, text.match_indices(from).nth(1)) else { return None };
-    let (range, name) = (start..start + from.len(), format!("planted: {} => {}", line(from), line(to)));
+    let (range, name) =
+        (start..start + from.len(), format!("planted: {} => {}", line(from), line(to)));
     let is_statement = from.ends_with([';', '}']);
     let how = if is_statement { How::Others(to.to_owned()) } else { How::Instead(to.to_owned()) };
     Some(Change { name, range, how })
@@ -105,7 +106,8 @@ fn line(text: &str) -> String {
 /// All changes of a file.
 pub(super) fn find(text: &str) -> Result<Vec<Change>, String> {
     let file = syn::parse_file(text).map_err(|error| error.to_string())?;
-    let mut finder = Finder { text, function: Vec::new(), found: Vec::new(), in_condition: Vec::new() };
+    let mut finder =
+        Finder { text, function: Vec::new(), found: Vec::new(), in_condition: Vec::new() };
     finder.visit_file(&file);
     Ok(finder.found)
 }
@@ -141,8 +143,17 @@ const NARROWING: &[&str] =
 
 /// Methods that take a closure that answers yes or no.
 const ASKING: &[&str] = &[
-    "filter", "any", "all", "find", "position", "take_while", "skip_while", "is_some_and", "is_none_or",
-    "retain", "take_if",
+    "filter",
+    "any",
+    "all",
+    "find",
+    "position",
+    "take_while",
+    "skip_while",
+    "is_some_and",
+    "is_none_or",
+    "retain",
+    "take_if",
 ];
 
 /// Values that are mistaken for each other.
@@ -235,7 +246,11 @@ impl Finder<'_> {
     /// The last expression of a block of type `()`.
     fn tail(&mut self, of: &Expr) {
         match of {
-            Expr::Call(_) | Expr::MethodCall(_) | Expr::Assign(_) | Expr::ForLoop(_) | Expr::Loop(_) => {
+            Expr::Call(_)
+            | Expr::MethodCall(_)
+            | Expr::Assign(_)
+            | Expr::ForLoop(_)
+            | Expr::Loop(_) => {
                 self.without(of);
             }
             Expr::If(it) => {
@@ -329,7 +344,8 @@ impl<'a> Visit<'a> for Finder<'_> {
             return;
         }
         let Type::Path(owner) = &*item.self_ty else { return visit::visit_item_impl(self, item) };
-        self.function.push(owner.path.segments.last().map_or(String::new(), |it| it.ident.to_string()));
+        self.function
+            .push(owner.path.segments.last().map_or(String::new(), |it| it.ident.to_string()));
         visit::visit_item_impl(self, item);
         self.function.pop();
     }
@@ -354,7 +370,9 @@ impl<'a> Visit<'a> for Finder<'_> {
                 Stmt::Expr(Expr::Assign(it), _)
                     if self.text[it.span().byte_range()].ends_with(".lock()") => {}
                 Stmt::Expr(..) => self.without(statement),
-                Stmt::Local(local) if matches!(local.pat, syn::Pat::Wild(_)) => self.without(statement),
+                Stmt::Local(local) if matches!(local.pat, syn::Pat::Wild(_)) => {
+                    self.without(statement)
+                }
                 _ => {}
             }
         }
@@ -442,15 +460,19 @@ impl<'a> Visit<'a> for Finder<'_> {
             Expr::Match(it) => {
                 let takes_all = |pat: &syn::Pat| match pat {
                     syn::Pat::Wild(_) => true,
-                    syn::Pat::Ident(it) => it.subpat.is_none() && it.ident.to_string().starts_with(char::is_lowercase),
+                    syn::Pat::Ident(it) => {
+                        it.subpat.is_none() && it.ident.to_string().starts_with(char::is_lowercase)
+                    }
                     _ => false,
                 };
-                let has_rest = it.arms.last().is_some_and(|it| takes_all(&it.pat) && it.guard.is_none());
+                let has_rest =
+                    it.arms.last().is_some_and(|it| takes_all(&it.pat) && it.guard.is_none());
                 for arm in &it.arms[..it.arms.len().saturating_sub(1)] {
                     if let Some((_, guard)) = &arm.guard {
                         self.condition(guard);
                     } else if has_rest {
-                        let (pat, end) = (arm.pat.span().byte_range(), arm.pat.span().byte_range().end);
+                        let (pat, end) =
+                            (arm.pat.span().byte_range(), arm.pat.span().byte_range().end);
                         let what = format!("without {} =>", self.said(&pat));
                         self.add(end..end, &what, How::Guarded);
                     }

@@ -69,7 +69,12 @@ const AREAS: &[Area] = &[
         programs: &["lib", "swiotlb", "dma"],
         files: &["swiotlb/"],
     },
-    Area { name: "regbuf", package: "dmaspan", programs: &["lib", "regbuf"], files: &["regbuf/import.rs"] },
+    Area {
+        name: "regbuf",
+        package: "dmaspan",
+        programs: &["lib", "regbuf"],
+        files: &["regbuf/import.rs"],
+    },
     Area {
         name: "drivers",
         package: "dmaspan-drivers",
@@ -106,11 +111,16 @@ impl Options {
         match *arguments {
             [] => Ok(Self::default()),
             ["--tenth"] => Ok(tenth()),
-            [file] if !file.starts_with('-') => Ok(Self { file: file.to_owned(), ..Self::default() }),
+            [file] if !file.starts_with('-') => {
+                Ok(Self { file: file.to_owned(), ..Self::default() })
+            }
             [file, name] if !file.starts_with('-') => {
                 Ok(Self { file: file.to_owned(), name: name.to_owned(), tenth: false })
             }
-            _ => Err("there is `--tenth`, or a part of a file's path and one of a change's name".into()),
+            _ => {
+                Err("there is `--tenth`, or a part of a file's path and one of a change's name"
+                    .into())
+            }
         }
     }
 }
@@ -183,11 +193,14 @@ fn all(tree: &Tree, planted: &[Planted]) -> Result<Vec<Mutant>, String> {
     for (n, area) in AREAS.iter().enumerate() {
         let source = format!("crates/{}/src/", area.package);
         for file in tree.files() {
-            let of_area = |part: &&str| file.path.strip_prefix(&source).is_some_and(|it| it.starts_with(*part));
+            let of_area = |part: &&str| {
+                file.path.strip_prefix(&source).is_some_and(|it| it.starts_with(*part))
+            };
             if !file.path.ends_with(".rs") || !area.files.iter().any(|part| of_area(&part)) {
                 continue;
             }
-            let mut found = changes::find(&file.text).map_err(|why| format!("{}: {why}", file.path))?;
+            let mut found =
+                changes::find(&file.text).map_err(|why| format!("{}: {why}", file.path))?;
             for planted in planted.iter().filter(|it| it.file == file.path) {
                 place += 1;
                 let change = changes::planted(&file.text, &planted.from, &planted.to);
@@ -250,11 +263,12 @@ fn add_line(to: &mut String, line: &str) {
 struct Reasons(BTreeMap<String, String>);
 
 impl Reasons {
-    /// Those of alive.txt: a change's name, or the begin of several behind which there is `*`, and
-    /// lines with the reason, which begin with a blank.
+    /// Those of alive.txt: a change's name, or the begin of several that nobody wrote down, with `*`
+    /// behind it, and a line with the reason, which begins with a blank.
     fn read() -> Result<Self, String> {
         let path = root().join("xtask/mutants/alive.txt");
-        let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let text =
+            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let mut all = BTreeMap::new();
         let mut names = Vec::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -275,7 +289,7 @@ impl Reasons {
     fn has(&self, mutant: &Mutant) -> bool {
         let name = mutant.name();
         self.0.keys().any(|key| match key.strip_suffix('*') {
-            Some(begin) => name.starts_with(begin),
+            Some(begin) => name.starts_with(begin) && !mutant.change.name.starts_with("planted"),
             None => name == *key,
         })
     }
@@ -283,7 +297,9 @@ impl Reasons {
 
 /// Keeps a tenth of the changes, all of one area, whose tests alone have to be compiled.
 fn choose_tenth(mutants: &mut Vec<Mutant>) -> Result<(), String> {
-    let commit = crate::debian::output_of(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()))?;
+    let commit = crate::debian::output_of(
+        Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()),
+    )?;
     let chosen = commit.get(..8).and_then(|it| usize::from_str_radix(it, 16).ok());
     let chosen = chosen.ok_or("git names no commit")?;
     let wanted = mutants.len() / 10;
@@ -324,7 +340,10 @@ fn build(tree: &Tree, copy: &Path, mutants: &mut Vec<Mutant>) -> Result<(), Stri
         bad.sort_unstable();
         bad.dedup();
         if bad.is_empty() {
-            return Err(format!("the copy in {} does not build: `cargo check` there", copy.display()));
+            return Err(format!(
+                "the copy in {} does not build: `cargo check` there",
+                copy.display()
+            ));
         }
         mutants.retain(|it| {
             let is_bad = bad.binary_search(&it.number).is_ok();
@@ -413,7 +432,8 @@ fn write_copy(
         write_new(&copy.join(&file.path), &text)?;
     }
     let count = format!("const COUNT: usize = {};\n", mutants.len() + 1);
-    let switch = fs::read_to_string(root().join("xtask/mutants/switch.rs")).map_err(|it| it.to_string())?;
+    let switch =
+        fs::read_to_string(root().join("xtask/mutants/switch.rs")).map_err(|it| it.to_string())?;
     write_new(&copy.join("crates/dmaspan/src/mutants.rs"), &(switch + &count))
 }
 
@@ -462,7 +482,8 @@ fn programs(area: &Area, copy: &Path) -> Result<Vec<PathBuf>, String> {
             Some((name.to_owned(), it["executable"].as_str()?.into()))
         })
         .collect();
-    let of = |name: &&str| found.get(*name).cloned().ok_or(format!("no program `{name}` was built"));
+    let of =
+        |name: &&str| found.get(*name).cloned().ok_or(format!("no program `{name}` was built"));
     area.programs.iter().map(of).collect()
 }
 
@@ -478,7 +499,9 @@ fn living<'m>(area: &Area, copy: &Path, mutants: &[&'m Mutant]) -> Result<Vec<&'
     let mut tests = Vec::new();
     for program in 0..programs.len() {
         let listed = crate::debian::output_of(
-            Command::new(&programs[program]).args(["--list", "--format=terse"]).current_dir(&folder),
+            Command::new(&programs[program])
+                .args(["--list", "--format=terse"])
+                .current_dir(&folder),
         )?;
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
         tests.extend(names.map(|name| (program, name.to_owned())));
@@ -498,7 +521,9 @@ fn living<'m>(area: &Area, copy: &Path, mutants: &[&'m Mutant]) -> Result<Vec<&'
             return None;
         }
         let mut seen_by = seen_by.lock().unwrap_or_else(|it| it.into_inner());
-        for number in bytes.chunks_exact(4).filter_map(|it| it.try_into().ok()).map(u32::from_le_bytes) {
+        for number in
+            bytes.chunks_exact(4).filter_map(|it| it.try_into().ok()).map(u32::from_le_bytes)
+        {
             seen_by.entry(number as usize).or_default().push(n);
         }
         Some(Test { program: *program, name: name.clone(), takes })
@@ -561,7 +586,10 @@ fn each<T: Send>(count: usize, answer: impl Fn(usize) -> T + Sync) -> Vec<T> {
 fn fails(command: &mut Command, time: Duration) -> bool {
     // What runs away takes no memory from others.
     let mut limited = Command::new("prlimit");
-    limited.args(["--as=8000000000", "--core=0", "--"]).arg(command.get_program()).args(command.get_args());
+    limited
+        .args(["--as=8000000000", "--core=0", "--"])
+        .arg(command.get_program())
+        .args(command.get_args());
     limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.get_current_dir().map(|folder| limited.current_dir(folder));
     let child = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();

@@ -277,6 +277,33 @@ mod alone {
     }
 
     #[test]
+    fn a_batch_that_fills_the_ring_is_placed_whole_and_its_fence_waits_for_room() {
+        for done in [Done::ByHead, Done::ByNumber] {
+            let hardware = Hardware::new(done, u64::MAX, 3);
+            let (ring, full) = (&hardware.ring, hardware.ring.capacity());
+            let commands = (0..full).map(|_| [1, 0]);
+            let batch = ring.place(&*hardware, 1, commands, Behind::Nothing).unwrap();
+            assert_eq!((batch.fence, batch.end, ring.tail()), (None, full, full));
+            assert_eq!(ring.wait(&*hardware, batch).unwrap_err().what, "late");
+            assert_eq!(ring.tail(), full, "a command that was not fetched yet is overwritten");
+            go(&hardware);
+            let _ = ring.wait(&*hardware, batch);
+            go(&hardware);
+            assert_eq!(ring.wait(&*hardware, batch), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_was_noted_as_over_does_not_come_back() {
+        let hardware = Hardware::new(Done::ByHead, u64::MAX, 3);
+        let ring = &hardware.ring;
+        let batch = hardware.begin(1);
+        ring.locked(|locked| locked.spoil(7));
+        ring.look(&*hardware, Need::Done).unwrap();
+        assert_eq!(ring.seen.done.load(Ordering::Acquire), batch.end, "hardware took nothing");
+    }
+
+    #[test]
     fn a_batch_without_commands_waits_for_a_fence_that_comes_after_it() {
         let hardware = Hardware::new(Done::ByHead, u64::MAX, 3);
         let ring = &hardware.ring;

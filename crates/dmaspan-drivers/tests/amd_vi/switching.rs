@@ -147,7 +147,33 @@ fn a_domain_that_is_detached_closes_the_entries_that_still_have_it() {
     let stream = rig.stream(7);
     stream.attach(paging(&domain)).unwrap();
     domain.ops().detach().unwrap();
-    assert_eq!(rig.fake.entry(7)[0] & 0b11 << 61, 0);
+    let closed = rig.fake.entry(7);
+    assert_eq!(closed[0] & 0b11 << 61, 0);
+    // A new root is nothing to an entry that is closed.
+    let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000).unwrap();
+    let root = domain.root();
+    // SAFETY: the fake's devices do nothing.
+    unsafe { domain.map_spans(Iova::new(1 << 45), &[page], Prot::READ) }.unwrap();
+    assert_ne!(domain.root(), root);
+    assert_eq!(rig.fake.entry(7), closed);
+}
+
+#[test]
+fn a_number_that_no_stream_had_comes_back_and_one_that_was_given_again_does_not() {
+    let rig = Rig::new();
+    let id = rig.domain().ops().domain_id();
+    let domain = rig.domain();
+    assert_eq!(domain.ops().domain_id(), id, "nobody ever told hardware of it");
+    let stream = rig.stream(7);
+    stream.attach(paging(&domain)).unwrap();
+    domain.ops().detach().unwrap();
+    // A stream may have been given it meanwhile: this time hardware does not answer.
+    rig.fake.behave(|how| how.lost_waits = usize::MAX);
+    domain.ops().detach().unwrap_err();
+    drop(stream);
+    drop(domain);
+    rig.fake.behave(|how| how.lost_waits = 0);
+    assert_ne!(rig.domain().ops().domain_id(), id);
 }
 
 #[test]

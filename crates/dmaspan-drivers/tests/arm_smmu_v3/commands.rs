@@ -90,6 +90,37 @@ fn ranges_are_forgotten_by_few_commands() {
     assert_eq!(rig.hardware.take(), [[1 << 48 | NH_ASID, 0]]);
 }
 
+/// NUM, SCALE and the address of each command, against the sum that the manual has.
+#[test]
+fn ranges_of_any_length_are_covered_exactly_by_fields_that_have_room() {
+    let rig = Rig::new(Model::LARGE);
+    let domain = attached(&rig);
+    let mut rng = Rng::new(1);
+    let large =
+        (12..48).flat_map(|lg2| [1u64 << lg2, 3 << lg2, 33 << lg2]).filter(|len| *len <= 1 << 48);
+    let random = (0..200).map(|_| (1 + (rng.next() >> 28)) << 12);
+    for len in large.chain(random).filter(|len| *len < 1 << 48) {
+        for (start, tables) in [(0, Tables::Kept), (0x7000, Tables::Detached)] {
+            let ranges = [range(start, len)];
+            let what = Invalidation { tables, ..leaves(&ranges, 1 << 12) };
+            domain.ops().invalidate(&what).unwrap();
+            let mut next = start;
+            for [fields, address] in rig.hardware.take() {
+                assert_eq!(fields & !(0x1f << 12 | 0x1f << 20), numbered(NH_VA, 1, 0), "{len:#x}");
+                assert_eq!(address & !0xfff, next, "{len:#x}");
+                assert_eq!(address & 1 != 0, tables == Tables::Kept);
+                next += ((fields >> 12 & 0x1f) + 1) << (fields >> 20 & 0x1f) << 12;
+            }
+            assert_eq!(next, start + len);
+        }
+    }
+    assert_eq!(domain.ops().max_ranges(), dmaspan::iommu::Gather::<()>::MAX_RANGES);
+    // Tables of which no range is known.
+    let none = Invalidation { tables: Tables::Detached, ..leaves(&[], 0) };
+    domain.ops().invalidate(&none).unwrap();
+    assert_eq!(rig.hardware.take(), [[1 << 48 | NH_ASID, 0]]);
+}
+
 #[test]
 fn without_ranges_each_leaf_is_named_until_all_is_cheaper() {
     let config = SmmuV3Config { lg2_commands: 19, ..Default::default() };

@@ -278,8 +278,15 @@ fn a_change_tells_hardware_to_forget_the_entry_and_then_the_old_domain() {
 fn numbers_of_eight_bits_run_out_and_come_back() {
     let rig = Rig::new(Model::SMALL);
     let all: Vec<_> = (1..256).map(|_| rig.s1()).collect();
+    let structures = rig.memory.count();
     let none = rig.smmu.ops(Stage::First, OnFault::Terminate).unwrap_err();
     assert_eq!(none, Error::NoIds { what: "ASIDs", limit: 255 });
+    assert_eq!(rig.memory.count(), structures, "its descriptor is freed");
+    drop(all);
+    let all: Vec<_> =
+        (1..256).map(|_| rig.smmu.ops(Stage::Second, OnFault::Terminate).unwrap()).collect();
+    let none = rig.smmu.ops(Stage::Second, OnFault::Terminate).unwrap_err();
+    assert_eq!(none, Error::NoIds { what: "VMIDs", limit: 255 });
     drop(all);
     let stream = Attachment::new(rig.port::<S1>(3)).unwrap();
     for _ in 0..300 {

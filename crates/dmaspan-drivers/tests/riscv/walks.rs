@@ -3,8 +3,8 @@
 use dmaspan::io_pgtable::RiscvStage;
 use dmaspan::lg2;
 use dmaspan_sim::iotlb::{IotlbConfig, Told};
-use dmaspan_sim::walker::{Requester, Switch};
 use dmaspan_sim::walker::riscv::{RiscvRoot, RiscvWalkRegisters, RiscvWalker};
+use dmaspan_sim::walker::{Requester, Switch};
 
 use crate::hardware::{BASE_FORMAT, FIRST, Fake, SECOND, domain_of};
 use crate::walked::Walked;

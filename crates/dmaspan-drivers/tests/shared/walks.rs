@@ -59,7 +59,8 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
         let sizes = self.domain.geometry().page_sizes;
         let usual: Vec<u32> = (12..=30).filter(|lg2| sizes >> lg2 & 1 != 0).collect();
         let lg2 = usual[usize::try_from(self.rng.below(usual.len() as u64)).unwrap()];
-        let most = (SPACE >> lg2 >> 1).min([1, 3, 40, 700][usize::try_from(self.rng.below(4)).unwrap()]);
+        let most =
+            (SPACE >> lg2 >> 1).min([1, 3, 40, 700][usize::try_from(self.rng.below(4)).unwrap()]);
         (lg2, 1 + self.rng.below(most))
     }
 
@@ -77,9 +78,8 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
         let span = Span::new(PhysAddr::new(memory), bytes).unwrap();
         #[expect(unsafe_code, reason = "there is no memory behind")]
         // SAFETY: the simulated hardware translates, and accesses nothing.
-        let mapped = unsafe {
-            self.domain.map_spans(Iova::new(first), &[span], Prot::READ | Prot::WRITE)
-        };
+        let mapped =
+            unsafe { self.domain.map_spans(Iova::new(first), &[span], Prot::READ | Prot::WRITE) };
         mapped.unwrap();
         self.mapped.insert(first, (bytes, memory));
     }
@@ -131,11 +131,15 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
         };
         let all = self.mapped.iter().flat_map(near).chain(any).collect::<Vec<_>>();
         for at in all {
-            let found = self.mapped.range(..=at).next_back().filter(|(start, it)| at - *start < it.0);
+            let found =
+                self.mapped.range(..=at).next_back().filter(|(start, it)| at - *start < it.0);
             let expected = found.map(|(start, it)| it.1 + (at - start));
             let hit = self.iotlb.translate(Iova::new(at), Access::Read);
-            assert_eq!(hit.ok().map(|hit| hit.paddr.get()), expected, "{at:#x} after {commands:x?}");
+            assert_eq!(
+                hit.ok().map(|hit| hit.paddr.get()),
+                expected,
+                "{at:#x} after {commands:x?}"
+            );
         }
     }
 }
-

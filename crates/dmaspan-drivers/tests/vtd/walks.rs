@@ -77,6 +77,7 @@ fn nothing_is_kept_of_a_first_stage_that_its_tables_contradict() {
         let commands = || fake.told().into_iter().filter_map(Told::vtd).collect();
         let space = domain.ops().domain_id().into();
         let config = IotlbConfig::default();
-        Walked::new(&domain, (walker.expect("it is one"), config), space, &commands, seed).storm(150);
+        Walked::new(&domain, (walker.expect("it is one"), config), space, &commands, seed)
+            .storm(150);
     }
 }

@@ -76,7 +76,8 @@ impl Told {
         };
         let at = Iova::new(lg2::align_down(high, 12));
         let told = |range| Self::leaves(space, range, high & 1 == 0);
-        let Some(granule_lg2) = [None, Some(12u32), Some(14), Some(16)][(high >> 10 & 3) as usize] else {
+        let Some(granule_lg2) = [None, Some(12u32), Some(14), Some(16)][(high >> 10 & 3) as usize]
+        else {
             return Some(told(IovaRange::point(at)));
         };
         let granules = ((low >> 12 & 0x1f) + 1) << (low >> 20 & 0x1f);
@@ -166,7 +167,10 @@ mod tests {
         assert_eq!(va(0, 0x5000), told(3, 0x5000, 1, ANY, Detached));
         // 3 granules of 4K, and of leaves of level 3, or of groups of them.
         let pages = lg2::mask(21) & !lg2::mask(12);
-        assert_eq!(va(2 << 12, 0x5000 | 1 << 10 | 3 << 8 | 1), told(3, 0x5000, 0x3000, pages, Kept));
+        assert_eq!(
+            va(2 << 12, 0x5000 | 1 << 10 | 3 << 8 | 1),
+            told(3, 0x5000, 0x3000, pages, Kept)
+        );
         assert_eq!(va(2 << 20, 0x4000 | 2 << 10), told(3, 0x4000, 4 << 14, ANY, Detached));
         let stage_2 = Told::smmu_v3([0x2a | 4 << 32, 0x5001]);
         assert_eq!(stage_2, told(4, 0x5000, 1, ANY, Kept));

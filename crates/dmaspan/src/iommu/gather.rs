@@ -342,11 +342,14 @@ mod tests {
             let hull = hull.and_then(|(first, last)| IovaRange::new(first, last));
             assert_eq!(gather.covering(), hull.unwrap_or(IovaRange::ALL));
             let synced = gather.synced();
-            for (first, last) in (0..22).flat_map(|first| (first..22).map(move |last| (first, last))) {
+            for (first, last) in
+                (0..22).flat_map(|first| (first..22).map(move |last| (first, last)))
+            {
                 let asked = range(first, last);
                 let covers = self.named.iter().any(|it| it.covers(asked));
                 assert_eq!(synced.covers(asked), self.all || covers, "{asked} in {self:?}");
-                let meets = |it: &IovaRange| it.start() <= asked.last() && asked.start() <= it.last();
+                let meets =
+                    |it: &IovaRange| it.start() <= asked.last() && asked.start() <= it.last();
                 let meets = self.named.iter().any(meets);
                 assert_eq!(synced.meets(asked), self.all || meets, "{asked} in {self:?}");
             }
@@ -377,7 +380,9 @@ mod tests {
                         let tables = (kind == 1).then_some(1);
                         let leaf_sizes = 1 << (12 + below(3));
                         let range = (below(8) > 0).then_some(at);
-                        gather.add_with(Retired { range, leaf_sizes, tables }, |all, more| *all += more);
+                        gather.add_with(Retired { range, leaf_sizes, tables }, |all, more| {
+                            *all += more
+                        });
                         range.into_iter().for_each(|at| told.name(at, bound));
                         told.sizes |= leaf_sizes;
                         if let Some(more) = tables {
@@ -393,7 +398,8 @@ mod tests {
             told.all |= other.all;
             told.sizes |= other.sizes;
             told.walks |= other.walks;
-            told.tables = told.tables.map_or(other.tables, |it| Some(it + other.tables.unwrap_or(0)));
+            told.tables =
+                told.tables.map_or(other.tables, |it| Some(it + other.tables.unwrap_or(0)));
             told.check(&gather);
         }
     }
@@ -411,7 +417,9 @@ mod tests {
     #[test]
     fn a_sync_of_one_operation_covers_its_range_and_that_of_none_nothing() {
         let synced = Synced::of(Some(range(4, 7)));
-        assert!(synced.covers(range(4, 7)) && synced.meets(range(7, 9)) && !synced.meets(range(8, 9)));
+        assert!(
+            synced.covers(range(4, 7)) && synced.meets(range(7, 9)) && !synced.meets(range(8, 9))
+        );
         assert!(!synced.covers(range(3, 7)));
         assert!(!Synced::of(None).meets(IovaRange::ALL));
     }

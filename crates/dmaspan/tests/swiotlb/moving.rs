@@ -82,7 +82,9 @@ type Slots = Vec<Option<SlotOf<Machine>>>;
 #[test]
 fn a_run_that_is_free_at_every_moment_is_found_wherever_it_goes_meanwhile() {
     let mut moved = 0;
-    for (nth, from, to) in (0..40).flat_map(|nth| [(nth, 2, 0), (nth, 1, 0), (nth, 0, 2), (nth, 2, 1)]) {
+    for (nth, from, to) in
+        (0..40).flat_map(|nth| [(nth, 2, 0), (nth, 1, 0), (nth, 0, 2), (nth, 2, 1)])
+    {
         let rig = Rig::new(8, 1);
         let spans = vec![span(RAM + 0x10_0000, 12 * SLOT)];
         let memory = SimPoolMemory::new(Arc::clone(&rig.memory), spans).unwrap();

@@ -62,14 +62,14 @@ use crate::walker::{
 };
 
 pub(crate) mod blocks;
+mod commands;
 pub(crate) mod leaves;
 #[cfg(test)]
 mod tests;
-mod told;
 
 use blocks::BlockMap;
+pub use commands::CacheCommand;
 use leaves::{CachedLeaf, LeafCache};
-pub use told::Told;
 
 /// Says whether absent entries are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -88,7 +88,7 @@ pub(super) fn with_switches(
     (out, places)
 }
 
-/// The change that somebody wrote down: `from`, an expression that is once in the text, becomes `to`.
+/// The change that somebody wrote down: `from`, which is once in the text, becomes `to`.
 pub(super) fn planted(text: &str, from: &str, to: &str) -> Option<Change> {
     let (start, None) = (text.find(from)?, text.match_indices(from).nth(1)) else { return None };
     let (range, name) =

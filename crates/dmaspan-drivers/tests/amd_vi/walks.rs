@@ -1,7 +1,7 @@
 //! Hardware that keeps walks until a command takes them.
 
 use dmaspan_drivers::amd_vi::AmdViConfig;
-use dmaspan_sim::iotlb::{AbsentEntries, IotlbConfig, Told};
+use dmaspan_sim::iotlb::{AbsentEntries, CacheCommand, IotlbConfig};
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 
 use crate::fake::{CAPABILITY, NP_CACHE, Rig, config};
@@ -13,8 +13,9 @@ fn storm(capability: u32, absent: AbsentEntries, seed: u64) {
     let (root, level) = domain.root_and_level();
     let dte = domain.format().registers(root, level).dte;
     let walker = AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap();
-    let told =
-        || rig.fake.take().into_iter().filter_map(|seen| Told::amd_vi(seen.command)).collect();
+    let told = || {
+        rig.fake.take().into_iter().filter_map(|seen| CacheCommand::amd_vi(seen.command)).collect()
+    };
     let config = IotlbConfig { absent, ..IotlbConfig::default() };
     let space = domain.ops().domain_id().into();
     Walked::new(&domain, (walker, config), space, &told, seed).storm(150);

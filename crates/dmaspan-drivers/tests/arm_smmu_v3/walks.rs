@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, Format as _};
 use dmaspan::iommu::Port as _;
 use dmaspan_drivers::arm_smmu_v3::SmmuV3Config;
-use dmaspan_sim::iotlb::{IotlbConfig, Told};
+use dmaspan_sim::iotlb::{CacheCommand, IotlbConfig};
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS2WalkRegisters};
 
 use crate::hardware::Model;
@@ -29,7 +29,7 @@ fn stage_1<const G: u32>(seed: u64) {
         rig.port::<ArmLpaeS1<G>>(1).translate(&domain).unwrap();
         let registers = domain.format().registers(domain.root());
         let walker = ArmLpaeS1Walker::new(registers.into()).unwrap();
-        let told = || rig.hardware.take().into_iter().filter_map(Told::smmu_v3).collect();
+        let told = || rig.hardware.take().into_iter().filter_map(CacheCommand::smmu_v3).collect();
         let config = IotlbConfig::default();
         Walked::new(&domain, (walker, config), FIRST, &told, seed).storm(60);
     }
@@ -48,7 +48,7 @@ fn stage_2<const G: u32>(seed: u64) {
         let (vttbr, vtcr) = (registers.vttbr, registers.vtcr);
         let registers = ArmS2WalkRegisters { vttbr, vtcr, ..ArmS2WalkRegisters::default() };
         let walker = ArmLpaeS2Walker::new(registers).unwrap();
-        let told = || rig.hardware.take().into_iter().filter_map(Told::smmu_v3).collect();
+        let told = || rig.hardware.take().into_iter().filter_map(CacheCommand::smmu_v3).collect();
         let config = IotlbConfig::default();
         Walked::new(&domain, (walker, config), FIRST, &told, seed).storm(60);
     }

@@ -2,7 +2,7 @@
 
 use dmaspan::io_pgtable::RiscvStage;
 use dmaspan::lg2;
-use dmaspan_sim::iotlb::{IotlbConfig, Told};
+use dmaspan_sim::iotlb::{CacheCommand, IotlbConfig};
 use dmaspan_sim::walker::riscv::{RiscvRoot, RiscvWalkRegisters, RiscvWalker};
 use dmaspan_sim::walker::{Requester, Switch};
 
@@ -30,7 +30,7 @@ fn storm(stage: RiscvStage, capabilities: u64, seed: u64) {
         requester: Requester::User,
         sum: Switch::Off,
     });
-    let told = || fake.take().into_iter().filter_map(Told::riscv).collect();
+    let told = || fake.take().into_iter().filter_map(CacheCommand::riscv).collect();
     // The first number.
     let config = IotlbConfig::default();
     Walked::new(&domain, (walker.unwrap(), config), 1, &told, seed).storm(100);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use dmaspan::io_pgtable::{Arena, Format};
 use dmaspan::iommu::{Domain, IommuOps};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
-use dmaspan_sim::iotlb::{Iotlb, IotlbConfig, Told};
+use dmaspan_sim::iotlb::{CacheCommand, Iotlb, IotlbConfig};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::{Access, Walker};
 
@@ -16,7 +16,7 @@ pub(crate) struct Walked<'a, F: Format, O: IommuOps<Address = PhysAddr>, W> {
     iotlb: Iotlb<W, Arena>,
     /// The number of the domain, and the commands since the last call.
     space: u32,
-    commands: &'a dyn Fn() -> Vec<Told>,
+    commands: &'a dyn Fn() -> Vec<CacheCommand>,
     /// By their first addresses: bytes and memory.
     mapped: BTreeMap<u64, (u64, u64)>,
     rng: Rng,
@@ -30,7 +30,7 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
         domain: &'a Domain<F, Arena, O>,
         (walker, config): (W, IotlbConfig),
         space: u32,
-        commands: &'a dyn Fn() -> Vec<Told>,
+        commands: &'a dyn Fn() -> Vec<CacheCommand>,
         seed: u64,
     ) -> Self {
         let iotlb = Iotlb::with_config(walker, domain.memory().clone(), config);
@@ -121,7 +121,7 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
     fn look(&mut self) {
         let commands = (self.commands)();
         for told in commands.iter().filter(|told| told.space == self.space) {
-            self.iotlb.told(told);
+            self.iotlb.carry_out(told);
         }
         assert_eq!(self.iotlb.stale_leaves(IovaRange::ALL), [], "after {commands:x?}");
         assert_eq!(self.iotlb.stale_links(IovaRange::ALL), [], "after {commands:x?}");

@@ -6,7 +6,7 @@ use dmaspan::io_pgtable::{Arena, PageTable, VtdSs, X86_64};
 use dmaspan::iommu::Domain;
 use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::vtd::{Mode, Stage};
-use dmaspan_sim::iotlb::{AbsentEntries, IotlbConfig, Told};
+use dmaspan_sim::iotlb::{AbsentEntries, CacheCommand, IotlbConfig};
 use dmaspan_sim::walker::Switch;
 use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
 use dmaspan_sim::walker::x86_64::{X86_64WalkRegisters, X86Walker};
@@ -34,7 +34,7 @@ fn second_stage(cleared: u64, set: u64, absent: AbsentEntries, seed: u64) {
         snoop_control: Switch::On,
     });
     let config = IotlbConfig { absent, ..IotlbConfig::default() };
-    let commands = || fake.told().into_iter().filter_map(Told::vtd).collect();
+    let commands = || fake.told().into_iter().filter_map(CacheCommand::vtd).collect();
     let space = domain.ops().domain_id().into();
     Walked::new(&domain, (walker.expect("it is one"), config), space, &commands, seed).storm(150);
 }
@@ -74,7 +74,7 @@ fn nothing_is_kept_of_a_first_stage_that_its_tables_contradict() {
             physical_lg2: domain.geometry().output_bits,
             ..X86_64WalkRegisters::default()
         });
-        let commands = || fake.told().into_iter().filter_map(Told::vtd).collect();
+        let commands = || fake.told().into_iter().filter_map(CacheCommand::vtd).collect();
         let space = domain.ops().domain_id().into();
         let config = IotlbConfig::default();
         Walked::new(&domain, (walker.expect("it is one"), config), space, &commands, seed)

@@ -1,8 +1,8 @@
-//! What commands of each architecture make an [`Iotlb`] forget, bit by bit.
+//! Commands of each architecture, and what they make an [`Iotlb`] forget, bit by bit.
 //!
-//! A command by address takes the leaves there, and what is cached of tables, and of entries in them
-//! that were absent, only where its bit for those says so. Nothing else is taken: hardware may keep
-//! the rest.
+//! A command by address takes the leaves there, and what is cached of tables, and of entries in
+//! them that were absent, only where its bit for those says so. Nothing else is taken: hardware may
+//! keep the rest.
 
 use dmaspan::iommu::{Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, lg2};
@@ -11,7 +11,7 @@ use super::{Iotlb, block_around};
 
 /// What one command makes hardware forget of one address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct CacheCommand {
     /// The address space's number: a domain ID, an ASID, a VMID, a PSCID or a GSCID.
     pub space: u32,
     /// Where; everywhere for `None`, and then of all kinds.
@@ -22,7 +22,7 @@ pub struct Told {
     pub walks: Tables,
 }
 
-impl Told {
+impl CacheCommand {
     fn all(space: u64) -> Self {
         Self { range: None, ..Self::leaves(space, IovaRange::ALL, false) }
     }
@@ -115,10 +115,10 @@ impl Told {
 
 impl<W, T> Iotlb<W, T> {
     /// Forgets what a command says, and nothing else.
-    pub fn told(&self, told: &Told) {
-        let ranges = told.range.as_slice();
+    pub fn carry_out(&self, command: &CacheCommand) {
+        let ranges = command.range.as_slice();
         let scope = if ranges.is_empty() { Scope::All } else { Scope::Ranges(ranges) };
-        let Told { leaf_sizes, walks: tables, .. } = *told;
+        let CacheCommand { leaf_sizes, walks: tables, .. } = *command;
         self.shared.state.lock().forget(&Invalidation { scope, leaf_sizes, tables });
     }
 }
@@ -127,14 +127,20 @@ impl<W, T> Iotlb<W, T> {
 mod tests {
     use super::*;
 
-    fn told(space: u32, start: u64, len: u64, leaf_sizes: u64, walks: Tables) -> Option<Told> {
+    fn told(
+        space: u32,
+        start: u64,
+        len: u64,
+        leaf_sizes: u64,
+        walks: Tables,
+    ) -> Option<CacheCommand> {
         let range = IovaRange::from_len(Iova::new(start), len).ok();
-        Some(Told { space, range, leaf_sizes, walks })
+        Some(CacheCommand { space, range, leaf_sizes, walks })
     }
 
-    fn all(space: u32) -> Option<Told> {
+    fn all(space: u32) -> Option<CacheCommand> {
         let (range, leaf_sizes, walks) = (None, u64::MAX, Tables::Kept);
-        Some(Told { space, range, leaf_sizes, walks })
+        Some(CacheCommand { space, range, leaf_sizes, walks })
     }
 
     const ANY: u64 = u64::MAX;
@@ -142,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_command_of_vt_d_is_for_its_pages_and_keeps_walks_with_ih() {
-        let of = |low: u64, high| Told::vtd([low | 5 << 16, high]);
+        let of = |low: u64, high| CacheCommand::vtd([low | 5 << 16, high]);
         assert_eq!(of(2 | 3 << 4, 0x1234_5000 | 1 << 6), told(5, 0x1234_5000, 0x1000, ANY, Kept));
         assert_eq!(of(6 | 3 << 4, 0x1234_5000 | 9), told(5, 0x1220_0000, 2 << 20, ANY, Detached));
         assert_eq!(of(2 | 2 << 4, 0), all(5));
@@ -151,18 +157,18 @@ mod tests {
 
     #[test]
     fn a_command_of_amd_is_for_the_size_that_its_address_says_and_takes_walks_with_pde() {
-        let of = |high| Told::amd_vi([3 << 60 | 7 << 32, high]);
+        let of = |high| CacheCommand::amd_vi([3 << 60 | 7 << 32, high]);
         assert_eq!(of(0x1234_5000), told(7, 0x1234_5000, 0x1000, ANY, Kept));
         assert_eq!(of(0x1234_4001), told(7, 0x1234_4000, 0x2000, ANY, Kept));
         assert_eq!(of(0x122f_f003), told(7, 0x1220_0000, 2 << 20, ANY, Detached));
         let everything = of(0x7fff_ffff_ffff_f003).unwrap();
         assert_eq!((everything.range, everything.walks), (Some(IovaRange::ALL), Detached));
-        assert_eq!(Told::amd_vi([2 << 60, 0]), None, "a device's entry");
+        assert_eq!(CacheCommand::amd_vi([2 << 60, 0]), None, "a device's entry");
     }
 
     #[test]
     fn a_command_of_an_smmu_is_for_a_leaf_or_for_granules_of_a_level_and_keeps_walks_with_leaf() {
-        let va = |fields: u64, high| Told::smmu_v3([0x12 | 3 << 48 | fields, high]);
+        let va = |fields: u64, high| CacheCommand::smmu_v3([0x12 | 3 << 48 | fields, high]);
         assert_eq!(va(0, 0x5001), told(3, 0x5000, 1, ANY, Kept));
         assert_eq!(va(0, 0x5000), told(3, 0x5000, 1, ANY, Detached));
         // 3 granules of 4K, and of leaves of level 3, or of groups of them.
@@ -172,22 +178,22 @@ mod tests {
             told(3, 0x5000, 0x3000, pages, Kept)
         );
         assert_eq!(va(2 << 20, 0x4000 | 2 << 10), told(3, 0x4000, 4 << 14, ANY, Detached));
-        let stage_2 = Told::smmu_v3([0x2a | 4 << 32, 0x5001]);
+        let stage_2 = CacheCommand::smmu_v3([0x2a | 4 << 32, 0x5001]);
         assert_eq!(stage_2, told(4, 0x5000, 1, ANY, Kept));
-        assert_eq!(Told::smmu_v3([0x11 | 3 << 48, 0]), all(3));
-        assert_eq!(Told::smmu_v3([0x28 | 4 << 32, 0]), all(4));
-        assert_eq!(Told::smmu_v3([0x46, 0]), None, "a sync");
+        assert_eq!(CacheCommand::smmu_v3([0x11 | 3 << 48, 0]), all(3));
+        assert_eq!(CacheCommand::smmu_v3([0x28 | 4 << 32, 0]), all(4));
+        assert_eq!(CacheCommand::smmu_v3([0x46, 0]), None, "a sync");
     }
 
     #[test]
     fn a_command_of_risc_v_is_for_a_leaf_or_a_block_and_takes_walks_with_nl() {
-        let of = |low: u64, high| Told::riscv([1 | 9 << 12 | low, high]);
+        let of = |low: u64, high| CacheCommand::riscv([1 | 9 << 12 | low, high]);
         let (av, nl, block) = (1 << 10, 1 << 34, 1 << 9);
         assert_eq!(of(av, 5 << 10), told(9, 0x5000, 1, ANY, Kept));
         assert_eq!(of(av | nl, 4 << 10 | block), told(9, 0x4000, 0x2000, ANY, Detached));
         assert_eq!(of(av, 0b111 << 10 | block), told(9, 0, 0x1_0000, ANY, Kept));
         assert_eq!(of(0, 0), all(9));
-        assert_eq!(Told::riscv([1 | 1 << 7 | 6 << 44, 0]), all(6));
-        assert_eq!(Told::riscv([2, 0]), None, "a fence");
+        assert_eq!(CacheCommand::riscv([1 | 1 << 7 | 6 << 44, 0]), all(6));
+        assert_eq!(CacheCommand::riscv([2, 0]), None, "a fence");
     }
 }

@@ -7,8 +7,9 @@
 //! runs dmaspan in them, [`msrv`] and [`package`] prove that others can build what is published,
 //! [`cross`] builds for other CPUs and runs there, [`kernel`] boots the operating system of the
 //! examples, [`sanitize`] looks for undefined behaviour and races, [`mutants`] changes the program
-//! where a test has to notice, [`peers`] compares dmaspan with Linux's own page tables, [`lines`] counts lines of code, [`book`] builds the book, and
-//! [`picture`] draws the picture in it. [`pages`] opens the program's reports in a browser.
+//! where a test has to notice, [`peers`] compares dmaspan with Linux's own page tables, [`lines`]
+//! counts lines of code, [`book`] builds the book, and [`picture`] draws the picture in it.
+//! [`pages`] opens the program's reports in a browser.
 
 pub mod book;
 pub mod ci;

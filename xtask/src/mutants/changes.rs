@@ -91,8 +91,9 @@ pub(super) fn with_switches(
 /// The change that somebody wrote down: `from`, which is once in the text, becomes `to`.
 pub(super) fn planted(text: &str, from: &str, to: &str) -> Option<Change> {
     let (start, None) = (text.find(from)?, text.match_indices(from).nth(1)) else { return None };
-    let (range, name) =
-        (start..start + from.len(), format!("planted: {} => {}", line(from), line(to)));
+    let instead = if to.is_empty() { "nothing".to_owned() } else { line(to) };
+    let name = format!("planted: {} => {instead}", line(from));
+    let range = start..start + from.len();
     let is_statement = from.ends_with([';', '}']);
     let how = if is_statement { How::Others(to.to_owned()) } else { How::Instead(to.to_owned()) };
     Some(Change { name, range, how })

@@ -76,9 +76,11 @@ impl CacheCommand {
         };
         let at = Iova::new(lg2::align_down(high, 12));
         let told = |range| Self::leaves(space, range, high & 1 == 0);
-        let Some(granule_lg2) = [None, Some(12u32), Some(14), Some(16)][(high >> 10 & 3) as usize]
-        else {
-            return Some(told(IovaRange::point(at)));
+        let granule_lg2 = match high >> 10 & 3 {
+            0 => return Some(told(IovaRange::point(at))),
+            1 => 12,
+            2 => 14,
+            _ => 16,
         };
         let granules = ((low >> 12 & 0x1f) + 1) << (low >> 20 & 0x1f);
         let range = IovaRange::from_len(at, granules << granule_lg2).ok()?;
@@ -86,7 +88,8 @@ impl CacheCommand {
             0 => u64::MAX,
             // Up to the leaves of the next level.
             level => {
-                let entry_lg2 = granule_lg2 + (3 - level as u32) * (granule_lg2 - 3);
+                let above = 3 - u32::try_from(level).unwrap_or(3);
+                let entry_lg2 = granule_lg2 + above * (granule_lg2 - 3);
                 lg2::mask(entry_lg2 + granule_lg2 - 3) & !lg2::mask(entry_lg2)
             }
         };

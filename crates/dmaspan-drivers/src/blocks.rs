@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(of(0, 4), [(0, 3)], "more than half of it");
         assert_eq!(of(3, 4), [(3, 0), (4, 0)]);
         assert_eq!(of(3, 5), [(3, 0), (4, 1)]);
-        assert_eq!(of(2, 6), [(0, 3)]);
+        assert_eq!(of(2, 6), [(2, 3)]);
         assert_eq!(of(3, 6), [(3, 0), (4, 2)]);
     }
 

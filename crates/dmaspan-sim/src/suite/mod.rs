@@ -195,7 +195,6 @@ macro_rules! format_suite {
             threads_grow_a_tree_together,
             everything_is_written_back_before_a_call_returns,
             changes_in_place_are_written_back,
-            what_is_taken_away_is_written_back,
             new_roots_are_written_back,
             scattered_pages_write_each_line_back_once,
             who_maps_below_a_link_in_the_cache_writes_it_back,

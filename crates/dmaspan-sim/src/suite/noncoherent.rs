@@ -85,39 +85,6 @@ pub fn changes_in_place_are_written_back<S: Subject>() {
     });
 }
 
-/// Whatever way leaves are taken away, into however little room: hardware finds none of them.
-pub fn what_is_taken_away_is_written_back<S: Subject>() {
-    each::<S>(|format| {
-        let (mut tree, memory) = tree::<S>(format);
-        let (granule, chunk) = (tree.space.granule(), lg2::size(tree.space.chunk()));
-        let start = tree.space.aperture.start().get() + 2 * chunk;
-        // Another page keeps the table of the first ones.
-        tree.map(start - granule, &[span(0, granule)], PROT).unwrap();
-        tree.map(start + 3 * chunk, &[span(0, granule)], PROT).unwrap();
-        let kept = tree.leaves();
-        let pages = chunk / granule;
-        for count in [1, 3, 9, pages - 2, pages + 3, 2 * pages + 1] {
-            let spans: Vec<_> = match count {
-                0..10 => (0..count).map(|n| span((2 * n + 1) * granule, granule)).collect(),
-                _ => vec![span(4 * chunk, count * granule)],
-            };
-            for (way, at) in (0..4).flat_map(|way| [(way, start), (way, start + granule)]) {
-                let all = range(at, count * granule);
-                tree.map(at, &spans, PROT).unwrap();
-                assert_eq!(tree.leaves_in(&memory), tree.leaves());
-                match way {
-                    0 => drop(tree.unmap_by::<1>(all).unwrap()),
-                    1 => drop(tree.unmap_by::<2>(all).unwrap()),
-                    2 => drop(tree.unmap(all).unwrap()),
-                    _ => tree.unmap_pages(at, granule, count).result.unwrap(),
-                }
-                assert_eq!((tree.leaves_in(&memory), tree.leaves()), (kept.clone(), kept.clone()));
-                tree.reclaim();
-            }
-        }
-    });
-}
-
 /// A tree that grows is written back before its new root is used.
 pub fn new_roots_are_written_back<S: Subject>() {
     each::<S>(|format| {

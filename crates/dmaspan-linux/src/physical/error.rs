@@ -101,6 +101,15 @@ pub enum Tried {
     },
 }
 
+impl Tried {
+    fn pin(&self) -> Option<&PhysicalError> {
+        match self {
+            Self::Pin { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
 impl PhysicalError {
     /// The errno.
     pub fn errno(&self) -> Errno {
@@ -116,18 +125,23 @@ impl PhysicalError {
     /// The same without numbers, as the DMA API says it.
     pub(super) fn why(&self) -> &'static str {
         match self {
-            Self::Empty | Self::Length { .. } => "no bytes were asked for",
+            Self::Empty => "no bytes were asked for",
+            Self::Length { .. } => "a bounce pool is of whole pages",
             Self::Alignment { .. } => "the alignment is not a power of two",
-            Self::Pin(_) | Self::NoIommuPin(_) | Self::Known { .. } => {
-                "the memory could not be pinned"
-            }
-            Self::None { tried, .. } if tried.iter().any(|it| matches!(it, Tried::Pin { .. })) => {
+            Self::Known { .. } => "the memory is pinned already",
+            Self::Pin(_) | Self::NoIommuPin(_) if self.errno() == Errno::ENOMEM => {
                 "memory could not be pinned: raise the limit of locked memory (ulimit -l)"
             }
-            Self::None { .. } => {
-                "no huge page is free that is as long and as low: reserve hugetlb pages \
-                 (PhysicalMemory::allocate says how many)"
+            Self::Pin(_) | Self::NoIommuPin(_) => {
+                "memory could not be pinned: PhysicalMemory::pin says why"
             }
+            Self::None { tried, .. } => match tried.iter().find_map(Tried::pin) {
+                Some(pin) => pin.why(),
+                None => {
+                    "no huge page is free that is as long and as low: reserve hugetlb pages \
+                     (PhysicalMemory::allocate says how many)"
+                }
+            },
         }
     }
 }

@@ -51,7 +51,7 @@ use std::sync::Arc;
 
 use dmaspan::dma::{CoherentFrames, CoherentMemory, CoherentRequest, Contiguity, NoCoherent};
 use dmaspan::regbuf::Buffer;
-use dmaspan::{Coherency, PhysAddr, Prot, RangeError, Span};
+use dmaspan::{Coherency, Errno, PhysAddr, Prot, RangeError, Span};
 
 use crate::mem::{Memory, MemoryError, MemoryKind};
 use crate::pinner::{LinuxPinError, LinuxPinner};
@@ -222,11 +222,12 @@ impl PhysicalMemory {
         let whole = request.len.checked_next_multiple_of(kind.page_size());
         let whole = whole.ok_or(NoCoherent { why: "no memory is as long" })?;
         let made = self.shared.supply.make(kind, whole);
-        let made = made.map_err(|_| NoCoherent { why: "the system has too little memory" })?;
-        let fresh = FreshMemory::pin(&self.shared, made);
-        let fresh = fresh.map_err(|_| NoCoherent {
-            why: "memory could not be pinned: raise the limit of locked memory (ulimit -l)",
+        let made = made.map_err(|error| match error.errno() {
+            Errno::ENOMEM => NoCoherent { why: "the system has too little memory" },
+            _ => NoCoherent { why: "the system gives no such memory: Memory::new says why" },
         })?;
+        let fresh = FreshMemory::pin(&self.shared, made);
+        let fresh = fresh.map_err(|error| NoCoherent { why: error.why() })?;
         Ok(direct_map::any_spans(fresh, request.len))
     }
 }

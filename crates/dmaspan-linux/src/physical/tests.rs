@@ -3,11 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use dmaspan::account::OverLimit;
 use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, DmaMemory, NoPool, Trust, Unmapped};
 use dmaspan::iommu::soft::{Bus as _, BusError};
 use dmaspan::regbuf::{Keep, PinBufferError, Segments, SegmentsBuilder};
 use dmaspan::swiotlb::{Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, SlotRequest};
-use dmaspan::{Direction, Errno};
+use dmaspan::{Direction, UserAddr, UserRange};
 use parking_lot::Mutex;
 
 use super::*;
@@ -469,6 +470,24 @@ fn coherent_memory_of_a_device_is_contiguous_within_its_mask_and_not_reused_whil
     let low = low.with_coherent(Arc::new(memory.clone()));
     let error = low.alloc(PAGE, PAGE).unwrap_err();
     assert!(error.to_string().contains("no huge page is free"), "{error}");
+}
+
+#[test]
+fn coherent_memory_that_was_not_pinned_blames_the_limit_only_where_that_is_the_cause() {
+    let (contiguity, coherency) = (Contiguity::AnySpans, Coherency::Coherent);
+    let (granule, align, last) = (PAGE, PAGE, ANY);
+    let request = CoherentRequest { len: PAGE, granule, align, last, contiguity, coherency };
+    // No pin succeeds, and none for want of a limit.
+    let refused = CoherentMemory::allocate(&Machine::new(|_, _| None).memory(), &request);
+    assert_eq!(
+        refused.unwrap_err().why,
+        "memory could not be pinned: PhysicalMemory::pin says why"
+    );
+    let user = UserRange::from_len(UserAddr::new(PAGE), PAGE).unwrap();
+    let over = OverLimit { asked: PAGE, used: 0, limit: 0 };
+    let pin = PinBufferError::<LinuxPinError>::OverLimit { user, over };
+    let why = PhysicalError::Pin(pin).why();
+    assert_eq!(why, "memory could not be pinned: raise the limit of locked memory (ulimit -l)");
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use dmaspan::iommu::SyncFor;
 use dmaspan::{Direction, DmaAddr, Iova, IovaRange, Prot, Span};
 
 use super::event::Record;
@@ -102,28 +101,28 @@ impl State {
         })
     }
 
-    /// What a device reads in slots that the CPU wrote to in the buffer and did not sync.
+    /// What a device reads of slots whose buffers the CPU wrote and did not sync. What it writes is
+    /// not the CPU's before a sync.
     fn unsynced(&self, range: IovaRange, access: Access) -> Option<Wrong> {
-        let turns = self.turns.iter().filter(|_| access == Access::Read);
-        let in_pieces = |turns: &Arc<Turns>| {
+        let in_slots = |turns: &Arc<Turns>| {
             self.mapped.meeting(range).find_map(|(piece, part)| {
-                let read = piece.intersection(range)?;
-                let slots = memory_in(read, piece, part)?;
-                let [slot, buffer] = turns.read(slots)?;
-                let at = read.start().wrapping_add(slot.paddr().get() - slots.paddr().get());
+                let used = piece.intersection(range)?;
+                let slots = memory_in(used, piece, part)?;
+                let [slot, buffer] = turns.used(slots, access)?;
+                let at = used.start().wrapping_add(slot.paddr().get() - slots.paddr().get());
                 let at = IovaRange::from_len(at, slot.len()).ok()?;
                 let kind = FindingKind::MissingSync { buffer };
                 Some((kind, (at, Some(slot)), vec![part.mapped.clone()]))
             })
         };
-        turns.into_iter().find_map(in_pieces)
+        self.turns.iter().find_map(in_slots)
     }
 
     /// A sync; where the API knows it, of a mapping of these bytes in this direction.
     pub(super) fn sync(
         &mut self,
         range: IovaRange,
-        (turn, direction): (SyncFor, Direction),
+        direction: Direction,
         known: Option<(IovaRange, Direction)>,
         now: &Record,
     ) {
@@ -143,12 +142,6 @@ impl State {
             self.find(kind, subject, before, now);
         } else if !fits {
             self.find(FindingKind::SyncDirection { direction, prot }, subject, before, now);
-        } else if (turn, direction) == (SyncFor::Device, Direction::FromDevice) {
-            for (piece, part) in self.mapped.meeting(range) {
-                let synced = piece.intersection(range);
-                let slots = synced.and_then(|synced| memory_in(synced, piece, part));
-                slots.map(|slots| self.turns.iter().for_each(|turns| turns.given_back(slots)));
-            }
         }
     }
 }

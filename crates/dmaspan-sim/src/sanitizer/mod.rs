@@ -358,9 +358,7 @@ impl Sanitizer {
     #[track_caller]
     pub fn on_sync(&self, range: IovaRange, turn: SyncFor, direction: Direction) {
         let op = Op::Sync { turn, direction };
-        self.tell(op, Where::Range(range), |state, now| {
-            state.sync(range, (turn, direction), None, now);
-        });
+        self.tell(op, Where::Range(range), |state, now| state.sync(range, direction, None, now));
     }
 
     /// IOVAs go back to their owner, with what was mapped there and the tables of it.
@@ -421,7 +419,7 @@ impl Sanitizer {
             Event::Sync { range, turn, direction, mapping, by } => {
                 let op = Op::Sync { turn, direction };
                 self.tell_of(Some(by), op, Where::Range(range), |state, now| {
-                    state.sync(range, (turn, direction), mapping, now);
+                    state.sync(range, direction, mapping, now);
                 });
             }
             Event::RefusedUnmap { range, by } => {

@@ -11,14 +11,16 @@ use parking_lot::Mutex;
 use super::Sanitizer;
 use crate::bounce::POISON;
 use crate::memory::SimMemory;
+use crate::walker::Access;
 
 /// A bounce pool that poisons buffers whose turn it is not, so that a missing sync shows: for a
 /// device that [bounces all](dmaspan::dma::Bounce::Always), behind a domain whose hooks are
 /// [`Sanitized`](super::Sanitized).
 ///
-/// - A buffer that the device may write is the device's from the map, or a sync for the device, to
-///   a sync for the CPU or the unmap. Meanwhile the CPU finds [`POISON`] in it. What the device wrote
-///   and nobody synced, an unmap without a sync included, stays so.
+/// - A buffer that the device may write is the device's from the map to a sync for the CPU or the
+///   unmap, and again once the device writes it or the CPU syncs it for the device. Meanwhile the
+///   CPU finds [`POISON`] in it. What the device wrote and nobody synced, an unmap without a sync
+///   included, stays so.
 /// - Where the CPU wrote to a buffer and did not sync it for the device, a device that reads it
 ///   gets poison, and there is a [finding](super::FindingKind::MissingSync).
 ///
@@ -213,15 +215,6 @@ impl Turns {
         self.each(span, |byte, prot, memory, _| byte.give(prot, memory));
     }
 
-    /// The CPU gives back what only the device writes, and no sync copies.
-    pub(super) fn given_back(&self, span: Span) {
-        self.each(span, |byte, prot, memory, _| {
-            if byte.poisoned.is_none() {
-                byte.give(prot, memory);
-            }
-        });
-    }
-
     /// No device may use it any more. What it did not write is as it was.
     pub(super) fn unmapped(&self, span: Span) {
         self.each(span, |byte, _, memory, _| {
@@ -232,26 +225,25 @@ impl Turns {
         self.permit(span, Prot::empty());
     }
 
-    /// A device reads slots: poison, where the CPU wrote the buffer and did not sync it. Gives the
-    /// first such bytes, in the slot and in the buffer.
-    pub(super) fn read(&self, span: Span) -> Option<[Span; 2]> {
+    /// A device is about to use slots. What it writes is the CPU's no more. What it reads is poison,
+    /// where the CPU wrote the buffer and did not sync it: gives the first such bytes, in the slot
+    /// and in the buffer.
+    pub(super) fn used(&self, span: Span, access: Access) -> Option<[Span; 2]> {
         let mut unsynced: Option<[Span; 2]> = None;
         self.each(span, |byte, prot, memory, places| {
-            if !prot.contains(Prot::READ) || memory.original == byte.left {
+            if access == Access::Write && byte.poisoned.is_none() {
+                byte.give(prot, memory);
+            }
+            if access == Access::Write || prot.is_empty() || memory.original == byte.left {
                 return;
             }
             // Found once.
             byte.left = memory.original;
             memory.slot = POISON;
-            let [slot, buffer] = places.map(|place| Span::new(place, 1).ok());
-            unsynced = match (unsynced, slot, buffer) {
-                (None, Some(slot), Some(buffer)) => Some([slot, buffer]),
-                (Some([slots, buffers]), Some(slot), Some(buffer)) => {
-                    let joined = slots.join(slot).zip(buffers.join(buffer));
-                    Some(joined.map_or([slots, buffers], |(slots, buffers)| [slots, buffers]))
-                }
-                (before, ..) => before,
-            };
+            let [Ok(slot), Ok(buffer)] = places.map(|place| Span::new(place, 1)) else { return };
+            let before = unsynced.unwrap_or([slot, buffer]);
+            let longer = before[0].join(slot).zip(before[1].join(buffer));
+            unsynced = Some(longer.map_or(before, |(slot, buffer)| [slot, buffer]));
         });
         unsynced
     }

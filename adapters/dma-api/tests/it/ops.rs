@@ -143,7 +143,8 @@ fn a_buffer_without_a_physical_address_is_refused_by_its_own_address() {
     let map = dma.map_streaming_slice(&mut page.0, 1, DmaDirection::ToDevice);
     assert!(matches!(map, Err(DmaError::NoMemory)));
     let expected = format!(
-        "the 0x1000 bytes at {start:#x} have no physical address, or several: map what is contiguous"
+        "the 0x1000 bytes at {start:#x} have no physical address, or several: map what is \
+         contiguous"
     );
     assert_eq!((&*TOLD.lock().unwrap(), ops.live()), (&expected, (0, 0)));
 }

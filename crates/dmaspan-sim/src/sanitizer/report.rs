@@ -336,8 +336,8 @@ impl FindingKind {
                 "sync with the direction of the mapping",
             ),
             Self::MissingSync { .. } => (
-                "where the buffer is bounced or caches are not coherent, it read what was there before",
-                "sync what the CPU wrote for the device, before the device is told of it",
+                "where a buffer is bounced, or caches are not coherent, it read what was there before",
+                "sync what the CPU wrote for the device, and tell the device then",
             ),
             Self::Leak => (
                 "the IOVAs and the memory are lost, and a device reaches them",

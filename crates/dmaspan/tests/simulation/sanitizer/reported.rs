@@ -1,10 +1,10 @@
-//! What was found is said, also where the test's own assertion ends it.
+//! Findings are printed, also where the test's own assertion ends it.
 
 use std::process::Command;
 
 use super::*;
 
-/// In a process of its own, which the next test starts, this fails before it looks at what was found.
+/// In a process of its own, which the next test starts, this fails before it looks at findings.
 #[test]
 fn fails_by_its_own_assertion_where_it_is_asked_to() {
     let Ok(what) = std::env::var("DMASPAN_FAILS") else { return };

@@ -336,7 +336,7 @@ impl FindingKind {
                 "sync with the direction of the mapping",
             ),
             Self::MissingSync { .. } => (
-                "where a buffer is bounced, or caches are not coherent, it read what was there before",
+                "where a buffer is bounced, or caches are not coherent, it read older bytes",
                 "sync what the CPU wrote for the device, and tell the device then",
             ),
             Self::Leak => (

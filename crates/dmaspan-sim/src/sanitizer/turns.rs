@@ -226,8 +226,8 @@ impl Turns {
     }
 
     /// A device is about to use slots. What it writes is the CPU's no more. What it reads is poison
-    /// where the CPU wrote the buffer and did not sync it. Gives the first such bytes, in the slot and
-    /// in the buffer.
+    /// where the CPU wrote the buffer and did not sync it. Gives the first such bytes, in the slot
+    /// and in the buffer.
     pub(super) fn used(&self, span: Span, access: Access) -> Option<[Span; 2]> {
         let mut unsynced: Option<[Span; 2]> = None;
         self.each(span, |byte, prot, memory, places| {

@@ -28,23 +28,62 @@ use crate::walker::Access;
 /// the CPU needs no sync for the device.
 ///
 /// ```
+/// use std::error::Error;
 /// use std::sync::Arc;
 ///
-/// use dmaspan::dma::{Bounce, Device, DeviceConfig, Error, Translation};
-/// use dmaspan_sim::bounce::SimPool;
+/// use dmaspan::dma::{Bounce, Device, DeviceConfig, DmaConfig, DmaDomain, Piece, RawMemory};
+/// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::iommu::Domain;
+/// use dmaspan::platform::OneThread;
+/// use dmaspan::{Direction, Iova, PhysAddr, Span};
+/// use dmaspan_sim::bounce::{POISON, SimPool};
+/// use dmaspan_sim::device::SimDevice;
+/// use dmaspan_sim::iotlb::Iotlb;
 /// use dmaspan_sim::memory::SimMemory;
-/// use dmaspan_sim::sanitizer::{PoisonedPool, Sanitizer};
+/// use dmaspan_sim::sanitizer::{Hardware, PoisonedPool, Sanitizer};
+/// use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 ///
-/// /// A device as a test has it: `slots` are frames of `memory`.
-/// fn device<T: Translation>(
-///     domain: Arc<T>,
-///     slots: SimPool,
-///     memory: Arc<SimMemory>,
-///     sanitizer: &Sanitizer,
-/// ) -> Result<Device<T, PoisonedPool<SimPool>>, Error> {
-///     let pool = PoisonedPool::new(slots, memory, sanitizer);
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+///     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+///     let table = PageTable::new(format, tables.clone())?;
+///     let registers = table.format().registers(table.root());
+///     let iommu = Iotlb::new(ArmLpaeS1Walker::new(registers.into())?, tables);
+///     let sanitizer = Sanitizer::default();
+///     let domain = Domain::new(table, iommu.clone().sanitized(&sanitizer))?;
+///     let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread)?);
+///
+///     let ram = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 1 << 20, 12)?);
+///     let slots = SimPool::new(Arc::clone(&ram), Span::new(PhysAddr::new(1 << 32), 0x8000)?)?;
+///     let pool = PoisonedPool::new(slots, Arc::clone(&ram), &sanitizer);
 ///     let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(48) };
-///     Device::new(domain, pool, config)
+///     let driver = Device::new(domain, pool, config)?;
+///     let card = SimDevice::new(iommu, Arc::clone(&ram)).sanitized(&sanitizer);
+///
+///     let buffer = ram.allocate(0x1000, 12)?;
+///     ram.pin_frames(&[buffer]);
+///     // SAFETY: the frames stay, and nobody else uses them.
+///     let memory = unsafe { RawMemory::new(Piece::memory(buffer)) };
+///     let mapping = driver.map_single(memory, Direction::Bidirectional)?;
+///     let iova = Iova::new(mapping.addr().get());
+///
+///     // The driver looks at what the card wrote, and forgets the sync before.
+///     card.write(iova, b"data")?;
+///     let mut seen = [0; 4];
+///     ram.cpu_read(buffer.paddr(), &mut seen)?;
+///     assert_eq!(seen, [POISON; 4]);
+///     driver.sync_for_cpu(&mapping, 0, 4)?;
+///     ram.cpu_read(buffer.paddr(), &mut seen)?;
+///     assert_eq!(&seen, b"data");
+///
+///     // It answers, and forgets the sync behind.
+///     ram.cpu_write(buffer.paddr(), b"sums")?;
+///     card.read(iova, &mut seen)?;
+///     assert_eq!(seen, [POISON; 4]);
+///     let report = sanitizer.errors()[0].to_string();
+///     assert!(report.starts_with("ERROR: missing sync for the device"));
+///     let _unmapped = driver.unmap(mapping)?;
+///     Ok(())
 /// }
 /// ```
 #[derive(Debug)]

@@ -38,24 +38,11 @@ pub struct DeviceOps<L: RawMutex> {
 /// What handles stand for, by the address of the device.
 #[derive(Default)]
 struct Held {
-    /// By their lengths, too.
-    mappings: BTreeMap<(u64, u64), Mappings>,
+    /// By their lengths, too: one mapping of each direction, and how many handles there are. Without
+    /// an IOMMU a buffer has one address however often it is mapped, and the end of a handle says no
+    /// direction, so that all end with the last. What has an address of its own is alone.
+    mappings: BTreeMap<(u64, u64), (Vec<Mapping>, usize)>,
     memory: BTreeMap<u64, Coherent>,
-}
-
-/// Mappings of one address and one length, one of each direction. Without an IOMMU a buffer has one
-/// address however often it is mapped, and the end of a handle says no direction, so that all end
-/// with the last handle. What has an address of its own is alone.
-struct Mappings {
-    first: Mapping,
-    others: Vec<Mapping>,
-    handles: usize,
-}
-
-impl Mappings {
-    fn all(&self) -> impl Iterator<Item = &Mapping> {
-        core::iter::once(&self.first).chain(&self.others)
-    }
 }
 
 impl<L: RawMutex> fmt::Debug for DeviceOps<L> {
@@ -85,7 +72,7 @@ impl<L: RawMutex> DeviceOps<L> {
     /// dropped are leaks.
     pub fn live(&self) -> (usize, usize) {
         let held = self.held.lock();
-        (held.mappings.values().map(|of| of.handles).sum(), held.memory.len())
+        (held.mappings.values().map(|(_, handles)| handles).sum(), held.memory.len())
     }
 
     fn alloc(&self, constraints: DmaConstraints, layout: Layout) -> Option<DmaAllocHandle> {
@@ -122,20 +109,13 @@ impl<L: RawMutex> DeviceOps<L> {
         let mapping = self.device.map_single_with(memory.into(), direction, attrs)?;
         let addr = mapping.addr();
         let mut held = self.held.lock();
-        match held.mappings.entry((addr.get(), mapping.len())) {
-            Entry::Vacant(none) => {
-                none.insert(Mappings { first: mapping, others: Vec::new(), handles: 1 });
-            }
-            Entry::Occupied(of) => {
-                let of = of.into_mut();
-                of.handles += 1;
-                if of.all().all(|known| known.direction() != direction) {
-                    of.others.push(mapping);
-                } else {
-                    drop(held);
-                    let _unmapped = self.device.unmap(mapping)?;
-                }
-            }
+        let (all, handles) = held.mappings.entry((addr.get(), mapping.len())).or_default();
+        *handles += 1;
+        if all.iter().all(|known| known.direction() != direction) {
+            all.push(mapping);
+        } else {
+            drop(held);
+            let _unmapped = self.device.unmap(mapping)?;
         }
         Ok(addr.get())
     }
@@ -147,14 +127,14 @@ impl<L: RawMutex> DeviceOps<L> {
         else {
             return Err(Error::NotMapped { addr });
         };
-        of.get_mut().handles -= 1;
-        if of.get().handles > 0 {
+        of.get_mut().1 -= 1;
+        if of.get().1 > 0 {
             return Ok(());
         }
-        let Mappings { first, others, .. } = of.remove();
+        let (all, _) = of.remove();
         drop(held);
         let unmap = |mapping| self.device.unmap(mapping).map(drop).map_err(|failed| failed.error);
-        others.into_iter().fold(unmap(first), |ended, other| unmap(other).and(ended))
+        all.into_iter().fold(Ok(()), |ended, mapping| unmap(mapping).and(ended))
     }
 
     /// Syncs bytes of a mapping, by a function of the device.
@@ -169,7 +149,7 @@ impl<L: RawMutex> DeviceOps<L> {
         let held = self.held.lock();
         let of = held.mappings.get(&(addr, handle.size() as u64));
         let is_it = |mapping: &&Mapping| mapping.direction() == way(direction);
-        let synced = match of.and_then(|of| of.all().find(is_it)) {
+        let synced = match of.and_then(|(all, _)| all.iter().find(is_it)) {
             // No bytes: nothing is to be seen.
             _ if len == 0 => return,
             Some(mapping) => sync(&self.device, mapping, offset as u64, len as u64),

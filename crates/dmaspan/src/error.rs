@@ -51,20 +51,16 @@ errnos! {
     EREMOTEIO = 121: "Another device cannot be reached.",
 }
 
-/// Says why `len` bytes at an offset are not those of something that has `of`.
-pub(crate) struct NotWithin {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) of: u64,
-}
+/// One text of an error, where the first is so, or the other.
+pub(crate) struct Either<'a>(
+    pub(crate) bool,
+    pub(crate) fmt::Arguments<'a>,
+    pub(crate) fmt::Arguments<'a>,
+);
 
-impl fmt::Display for NotWithin {
+impl fmt::Display for Either<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { offset, len, of } = self;
-        match len {
-            0 => write!(f, "no bytes were asked for, of the {of:#x} bytes"),
-            _ => write!(f, "{len:#x} bytes at offset {offset:#x} are not within the {of:#x} bytes"),
-        }
+        f.write_fmt(if self.0 { self.1 } else { self.2 })
     }
 }
 

@@ -101,15 +101,6 @@ pub enum Tried {
     },
 }
 
-impl Tried {
-    fn pin(&self) -> Option<&PhysicalError> {
-        match self {
-            Self::Pin { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
-
 impl PhysicalError {
     /// The errno.
     pub fn errno(&self) -> Errno {
@@ -135,13 +126,15 @@ impl PhysicalError {
             Self::Pin(_) | Self::NoIommuPin(_) => {
                 "memory could not be pinned: PhysicalMemory::pin says why"
             }
-            Self::None { tried, .. } => match tried.iter().find_map(Tried::pin) {
-                Some(pin) => pin.why(),
-                None => {
-                    "no huge page is free that is as long and as low: reserve hugetlb pages \
-                     (PhysicalMemory::allocate says how many)"
-                }
-            },
+            Self::None { tried, .. } => {
+                let none = "no huge page is free that is as long and as low: reserve hugetlb pages \
+                            (PhysicalMemory::allocate says how many)";
+                let pin = tried.iter().find_map(|it| match it {
+                    Tried::Pin { source, .. } => Some(source.why()),
+                    _ => None,
+                });
+                pin.unwrap_or(none)
+            }
         }
     }
 }

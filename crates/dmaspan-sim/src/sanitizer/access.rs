@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::{Direction, DmaAddr, Iova, IovaRange, Prot, Span};
+use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr, Prot, Span};
 
 use super::event::Record;
 use super::intervals::Cut as _;
@@ -108,11 +108,13 @@ impl State {
             self.mapped.meeting(range).find_map(|(piece, part)| {
                 let used = piece.intersection(range)?;
                 let slots = memory_in(used, piece, part)?;
-                let [slot, buffer] = turns.used(slots, access)?;
-                let at = used.start().wrapping_add(slot.paddr().get() - slots.paddr().get());
-                let at = IovaRange::from_len(at, slot.len()).ok()?;
-                let kind = FindingKind::MissingSync { buffer };
-                Some((kind, (at, Some(slot)), vec![part.mapped.clone()]))
+                let (first, last) = turns.used(slots, access)?;
+                let at = |paddr: PhysAddr| {
+                    used.start().wrapping_add(paddr.get().wrapping_sub(slots.paddr().get()))
+                };
+                let unsynced = IovaRange::new(at(first), at(last))?;
+                let subject = (unsynced, memory_in(unsynced, piece, part));
+                Some((FindingKind::MissingSync, subject, vec![part.mapped.clone()]))
             })
         };
         self.turns.iter().find_map(in_slots)

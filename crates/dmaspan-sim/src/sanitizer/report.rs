@@ -216,10 +216,7 @@ pub enum FindingKind {
     },
     /// A device read a bounced buffer that the CPU wrote and did not sync for it: found with a
     /// [`PoisonedPool`](super::PoisonedPool).
-    MissingSync {
-        /// What the CPU wrote of the buffer.
-        buffer: Span,
-    },
+    MissingSync,
     /// A mapping that nobody unmapped.
     Leak,
 }
@@ -265,7 +262,7 @@ impl FindingKind {
             Self::PointlessFlush => "pointless flush",
             Self::SyncOutside { .. } => "sync outside of a mapping",
             Self::SyncDirection { .. } => "sync in the wrong direction",
-            Self::MissingSync { .. } => "missing sync for the device",
+            Self::MissingSync => "missing sync for the device",
             Self::Leak => "leak",
         }
     }
@@ -335,7 +332,7 @@ impl FindingKind {
                 "the data that was to be seen may not be",
                 "sync with the direction of the mapping",
             ),
-            Self::MissingSync { .. } => (
+            Self::MissingSync => (
                 "where a buffer is bounced, or caches are not coherent, it read older bytes",
                 "sync what the CPU wrote for the device, and tell the device then",
             ),
@@ -358,6 +355,7 @@ impl FindingKind {
             | Self::BesideMapping { access, .. }
             | Self::Denied { access, .. }
             | Self::Unannounced { access } => Some(access),
+            Self::MissingSync => Some(Access::Read),
             _ => None,
         }
     }
@@ -424,8 +422,8 @@ impl FindingKind {
             Self::SyncDirection { direction, prot } => {
                 write!(f, "a sync of {at} as {direction:?}: mapped for {}", Permits(*prot))
             }
-            Self::MissingSync { buffer } => {
-                write!(f, "a device read {at}: the CPU wrote {buffer} of the buffer after its turn")
+            Self::MissingSync => {
+                f.write_str(", where the CPU wrote the buffer after the device had got it")
             }
             Self::Leak => {
                 let is_map = |record: &&Record| matches!(record.op, Op::Map { .. });

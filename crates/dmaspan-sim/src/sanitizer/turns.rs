@@ -114,7 +114,7 @@ unsafe impl<B: BouncePool> BouncePool for PoisonedPool<B> {
         let slot = self.inner.take(original, request)?;
         let span = self.inner.span(&slot);
         let bytes = vec![Byte::default(); usize::try_from(of.len()).unwrap_or(0)];
-        let held = Held { last: span.last(), original: of.paddr(), bytes, prot: Prot::empty() };
+        let held = Held { original: of.paddr(), bytes, prot: Prot::empty() };
         self.turns.slots.lock().insert(span.paddr(), held);
         Some(slot)
     }
@@ -137,7 +137,7 @@ unsafe impl<B: BouncePool> BouncePool for PoisonedPool<B> {
         }
         self.inner.copy(slot, offset, len, to);
         self.turns.each(span, |byte, prot, memory, _| match to {
-            To::Slot => byte.give(prot, memory),
+            To::Slot => byte.give(*prot, memory),
             To::Original => *byte = Byte { left: memory.original, poisoned: None },
         });
     }
@@ -162,7 +162,6 @@ pub(super) struct Turns {
 
 #[derive(Debug)]
 struct Held {
-    last: PhysAddr,
     original: PhysAddr,
     bytes: Vec<Byte>,
     /// What the device may do with it; nothing before the map and after the unmap.
@@ -206,83 +205,70 @@ impl Byte {
 }
 
 impl Turns {
-    /// Changes all bytes of slots that are in `span`, and what the memory has of them, with where
-    /// they are in the slot and in the original.
+    /// Changes all bytes of slots that are in `span`, with what the device may do, what the memory
+    /// has of them, and where they are.
     fn each(
         &self,
         span: Span,
-        mut change: impl FnMut(&mut Byte, Prot, &mut InMemory, [PhysAddr; 2]),
+        mut change: impl FnMut(&mut Byte, &mut Prot, &mut InMemory, PhysAddr),
     ) {
         let mut slots = self.slots.lock();
-        let meeting = slots.range_mut(..=span.last()).filter(|(_, held)| held.last >= span.paddr());
-        for (start, held) in meeting {
-            let first = span.paddr().max(*start);
-            let offset = first.get() - start.get();
-            let count = span.last().min(held.last).get() - first.get() + 1;
-            let [offset_bytes, count] = [offset, count].map(|n| usize::try_from(n).unwrap_or(0));
-            let places = [first, held.original.wrapping_add(offset)];
-            let before = places.map(|place| {
-                let mut bytes = vec![0; count];
-                self.memory.get_bytes(place, &mut bytes);
-                bytes
+        for (start, held) in slots.range_mut(..=span.last()) {
+            let Held { original, bytes, prot } = held;
+            let mut memory = [*start, *original].map(|place| {
+                let mut memory = vec![0; bytes.len()];
+                self.memory.get_bytes(place, &mut memory);
+                memory
             });
-            let mut after = before.clone();
-            for (at, byte) in held.bytes[offset_bytes..][..count].iter_mut().enumerate() {
-                let mut memory = InMemory { slot: before[0][at], original: before[1][at] };
-                change(
-                    byte,
-                    held.prot,
-                    &mut memory,
-                    places.map(|place| place.wrapping_add(at as u64)),
-                );
-                (after[0][at], after[1][at]) = (memory.slot, memory.original);
+            let before = memory.clone();
+            for (n, byte) in bytes.iter_mut().enumerate() {
+                let at = start.wrapping_add(n as u64);
+                if (span.paddr()..=span.last()).contains(&at) {
+                    let mut here = InMemory { slot: memory[0][n], original: memory[1][n] };
+                    change(byte, prot, &mut here, at);
+                    [memory[0][n], memory[1][n]] = [here.slot, here.original];
+                }
             }
-            for (n, bytes) in after.iter().enumerate().filter(|(n, bytes)| before[*n] != **bytes) {
-                self.memory.put_bytes(places[n], bytes);
+            for (n, place) in [*start, *original].into_iter().enumerate() {
+                if memory[n] != before[n] {
+                    self.memory.put_bytes(place, &memory[n]);
+                }
             }
         }
     }
 
-    fn permit(&self, span: Span, prot: Prot) {
-        let mut slots = self.slots.lock();
-        slots.range_mut(span.paddr()..=span.last()).for_each(|(_, held)| held.prot = prot);
-    }
-
     /// A device may use what is mapped.
-    pub(super) fn mapped(&self, span: Span, prot: Prot) {
-        self.permit(span, prot);
-        self.each(span, |byte, prot, memory, _| byte.give(prot, memory));
+    pub(super) fn mapped(&self, span: Span, permitted: Prot) {
+        self.each(span, |byte, prot, memory, _| {
+            *prot = permitted;
+            byte.give(permitted, memory);
+        });
     }
 
     /// No device may use it any more. What it did not write is as it was.
     pub(super) fn unmapped(&self, span: Span) {
-        self.each(span, |byte, _, memory, _| {
+        self.each(span, |byte, prot, memory, _| {
+            *prot = Prot::empty();
             if byte.poisoned.is_some_and(|given| given.slot == memory.slot) {
                 byte.restore(memory);
             }
         });
-        self.permit(span, Prot::empty());
     }
 
     /// A device is about to use slots. What it writes is the CPU's no more. What it reads is poison
-    /// where the CPU wrote the buffer and did not sync it. Gives the first such bytes, in the slot
-    /// and in the buffer.
-    pub(super) fn used(&self, span: Span, access: Access) -> Option<[Span; 2]> {
-        let mut unsynced: Option<[Span; 2]> = None;
-        self.each(span, |byte, prot, memory, places| {
-            if access == Access::Write && byte.poisoned.is_none() {
-                byte.give(prot, memory);
+    /// where the CPU wrote the buffer and did not sync it. Gives where the first and the last of
+    /// such bytes are.
+    pub(super) fn used(&self, span: Span, access: Access) -> Option<(PhysAddr, PhysAddr)> {
+        let mut unsynced = None;
+        self.each(span, |byte, prot, memory, at| match access {
+            Access::Write if byte.poisoned.is_none() => byte.give(*prot, memory),
+            Access::Read if !prot.is_empty() && memory.original != byte.left => {
+                // Found once.
+                byte.left = memory.original;
+                memory.slot = POISON;
+                unsynced = Some((unsynced.map_or(at, |(first, _)| first), at));
             }
-            if access == Access::Write || prot.is_empty() || memory.original == byte.left {
-                return;
-            }
-            // Found once.
-            byte.left = memory.original;
-            memory.slot = POISON;
-            let [Ok(slot), Ok(buffer)] = places.map(|place| Span::new(place, 1)) else { return };
-            let before = unsynced.unwrap_or([slot, buffer]);
-            let longer = before[0].join(slot).zip(before[1].join(buffer));
-            unsynced = Some(longer.map_or(before, |(slot, buffer)| [slot, buffer]));
+            _ => {}
         });
         unsynced
     }

@@ -2,7 +2,7 @@
 
 use super::coherent::NoCoherent;
 use crate::addr::{DmaAddr, HostAddr, PhysAddr};
-use crate::error::{Errno, NotWithin};
+use crate::error::{Either, Errno};
 use crate::iommu::{self, HardwareError, iova};
 use crate::prot::Direction;
 use crate::range::IovaRange;
@@ -97,11 +97,11 @@ pub enum Error {
         addr: DmaAddr,
     },
     /// What is to be mapped as one piece is not one.
-    #[error(
-        "memory {} cannot be mapped as one{}",
-        Pieces(*pieces),
-        if *pieces == 0 { "" } else { ": map it as a list" }
-    )]
+    #[error("{}", Either(
+        *pieces == 0,
+        format_args!("memory without pieces has no bytes, and cannot be mapped"),
+        format_args!("memory of {pieces} pieces cannot be mapped as one: map it as a list"),
+    ))]
     NotSingle {
         /// How many pieces it has.
         pieces: usize,
@@ -192,7 +192,11 @@ pub enum Error {
         last: u64,
     },
     /// Part of what is to be synced is not in the mapping.
-    #[error("{} mapped", NotWithin { offset: *offset, len: *len, of: *mapped })]
+    #[error("{}", Either(
+        *len == 0,
+        format_args!("no bytes were asked for, of the {mapped:#x} bytes mapped"),
+        format_args!("{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped"),
+    ))]
     OutsideMapping {
         /// Where it would begin, in bytes from the mapping's first.
         offset: u64,
@@ -342,18 +346,6 @@ impl Error {
             | Self::Overwrites { .. }
             | Self::Unreported { .. }
             | Self::OutsideMapping { .. } => Errno::EINVAL,
-        }
-    }
-}
-
-/// How many pieces memory has, in words.
-struct Pieces(usize);
-
-impl core::fmt::Display for Pieces {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self.0 {
-            0 => f.write_str("without pieces, which has no bytes,"),
-            pieces => write!(f, "of {pieces} pieces"),
         }
     }
 }

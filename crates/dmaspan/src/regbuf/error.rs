@@ -2,7 +2,7 @@
 
 use super::builder::BuildError;
 use crate::account::OverLimit;
-use crate::error::Errno;
+use crate::error::{Either, Errno};
 use crate::prot::{Direction, Prot};
 use crate::range::UserRange;
 
@@ -173,7 +173,11 @@ pub enum Error<E: core::error::Error> {
         slots: u32,
     },
     /// There are fewer slots.
-    #[error("{}", NotInTable { index: *index, count: *count, slots: *slots })]
+    #[error("{}", Either(
+        *count == 0,
+        format_args!("no slots were asked for, of the table of {slots}"),
+        format_args!("{count} slots from {index} on leave the table of {slots}"),
+    ))]
     Index {
         /// The first slot.
         index: u32,
@@ -310,23 +314,6 @@ impl<E: core::error::Error> Error<E> {
             Self::Vacant { .. } | Self::NoAddress { .. } | Self::Empty { .. } => Errno::EFAULT,
             Self::OtherTask { .. } => Errno::EEXIST,
             Self::Buffer { errno, .. } => *errno,
-        }
-    }
-}
-
-/// Why slots are not those of a table.
-struct NotInTable {
-    index: u32,
-    count: u32,
-    slots: u32,
-}
-
-impl core::fmt::Display for NotInTable {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { index, count, slots } = self;
-        match count {
-            0 => write!(f, "no slots were asked for, of the table of {slots}"),
-            _ => write!(f, "{count} slots from {index} on leave the table of {slots}"),
         }
     }
 }

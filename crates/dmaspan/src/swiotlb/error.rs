@@ -1,7 +1,7 @@
 //! The errors of a pool.
 
 use super::request::SlotRequest;
-use crate::error::{Errno, NotWithin};
+use crate::error::{Either, Errno};
 use crate::prot::Direction;
 use crate::span::Span;
 
@@ -66,7 +66,11 @@ pub enum Error {
         addr: u64,
     },
     /// No bytes, or not all of them are the slot's.
-    #[error("{} of the slot", NotWithin { offset: *offset, len: *len, of: *mapped })]
+    #[error("{}", Either(
+        *len == 0,
+        format_args!("no bytes were asked for, of the {mapped:#x} bytes of the slot"),
+        format_args!("{len:#x} bytes at {offset:#x} are not within the {mapped:#x} bytes of the slot"),
+    ))]
     Outside {
         /// The offset of the first byte.
         offset: u64,
@@ -111,7 +115,11 @@ pub enum Error {
         span: Span,
     },
     /// The pool does not grow, or would beyond its limit.
-    #[error("{}", Beyond { bytes: *bytes, limit: *limit })]
+    #[error("{}", Either(
+        *limit == 0,
+        format_args!("the pool has no room to grow: `PoolConfig::growth` gives it some"),
+        format_args!("growing by {bytes:#x} bytes exceeds the limit of {limit:#x} bytes"),
+    ))]
     GrowthLimit {
         /// By how much.
         bytes: u64,
@@ -153,22 +161,6 @@ impl Error {
             | Self::SlotSize { .. }
             | Self::PoolSpan { .. }
             | Self::Spans { .. } => Errno::EINVAL,
-        }
-    }
-}
-
-/// Growth beyond a limit, which is 0 where there is none.
-struct Beyond {
-    bytes: u64,
-    limit: u64,
-}
-
-impl core::fmt::Display for Beyond {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { bytes, limit } = self;
-        match limit {
-            0 => f.write_str("the pool has no room to grow: `PoolConfig::growth` gives it some"),
-            _ => write!(f, "growing by {bytes:#x} bytes exceeds the limit of {limit:#x} bytes"),
         }
     }
 }

@@ -215,21 +215,25 @@ impl Turns {
         let mut slots = self.slots.lock();
         for (start, held) in slots.range_mut(..=span.last()) {
             let Held { original, bytes, prot } = held;
-            let mut memory = [*start, *original].map(|place| {
+            let from = span.paddr().get().saturating_sub(start.get());
+            let behind = span.last().get().wrapping_sub(start.get()).saturating_add(1);
+            let [first, behind] = [from, behind].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+            let behind = behind.min(bytes.len());
+            let Some(bytes) = bytes.get_mut(first..behind) else { continue };
+            let places = [*start, *original].map(|place| place.wrapping_add(from));
+            let mut memory = places.map(|place| {
                 let mut memory = vec![0; bytes.len()];
                 self.memory.get_bytes(place, &mut memory);
                 memory
             });
             let before = memory.clone();
-            for (n, byte) in bytes.iter_mut().enumerate() {
-                let at = start.wrapping_add(n as u64);
-                if (span.paddr()..=span.last()).contains(&at) {
-                    let mut here = InMemory { slot: memory[0][n], original: memory[1][n] };
-                    change(byte, prot, &mut here, at);
-                    [memory[0][n], memory[1][n]] = [here.slot, here.original];
-                }
+            for ((n, byte), at) in bytes.iter_mut().enumerate().zip(0..) {
+                let mut here = InMemory { slot: memory[0][n], original: memory[1][n] };
+                change(byte, prot, &mut here, places[0].wrapping_add(at));
+                [memory[0][n], memory[1][n]] = [here.slot, here.original];
             }
-            for (n, place) in [*start, *original].into_iter().enumerate() {
+            // Nothing else: the rest of a buffer may be written meanwhile.
+            for (n, place) in places.into_iter().enumerate() {
                 if memory[n] != before[n] {
                     self.memory.put_bytes(place, &memory[n]);
                 }

@@ -133,8 +133,12 @@ impl<L: RawMutex> DeviceOps<L> {
         }
         let (all, _) = of.remove();
         drop(held);
-        let unmap = |mapping| self.device.unmap(mapping).map(drop).map_err(|failed| failed.error);
-        all.into_iter().fold(Ok(()), |ended, mapping| unmap(mapping).and(ended))
+        let mut ended = Ok(());
+        for mapping in all {
+            let unmapped = self.device.unmap(mapping).map(drop);
+            ended = unmapped.map_err(|failed| failed.error).and(ended);
+        }
+        ended
     }
 
     /// Syncs bytes of a mapping, by a function of the device.

@@ -17,7 +17,7 @@ type Wrong = (FindingKind, Subject, Vec<Record>);
 
 impl State {
     pub(super) fn dma(&mut self, range: IovaRange, access: Access, now: &Record) {
-        let (own, next) = self.into_next(range, access).unzip();
+        let (own, next) = self.next_mapping(range, access).unzip();
         let own = own.unwrap_or(range);
         let mut left = Some(own);
         while let Some(gap) = left.and_then(|rest| self.mapped.gap(rest)) {
@@ -37,7 +37,7 @@ impl State {
     }
 
     /// The part of an access before it comes into another mapping than it began in, if it does.
-    fn into_next(&self, range: IovaRange, access: Access) -> Option<(IovaRange, Wrong)> {
+    fn next_mapping(&self, range: IovaRange, access: Access) -> Option<(IovaRange, Wrong)> {
         let mut pieces = self.mapped.meeting(range);
         let (first, from) = pieces.next()?;
         let (next, into) = pieces.find(|(_, part)| part.of != from.of)?;

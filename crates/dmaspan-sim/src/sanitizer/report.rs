@@ -223,6 +223,8 @@ pub enum FindingKind {
 
 const FAULTS: &str = "the IOMMU faults, or translates by what somebody else maps there next";
 const COMPARE: &str = "compare address and length in the descriptor with what was mapped";
+const JOINED: &str = "compare address and length in the descriptor with what was mapped; where \
+                      neighbours are one buffer, say so: Neighbours::Joined";
 const WRONG_RANGE: &str = "the range is wrong, or the mapping was another domain's";
 const UNMAP_ONCE: &str = "unmap once, by the owner of the mapping";
 
@@ -277,11 +279,7 @@ impl FindingKind {
                 "a map was refused, by an interface that cannot say so, and its driver went on",
                 "look at what the refusal says: mostly the device's pool has too few slots",
             ),
-            Self::IntoNext { .. } => (
-                "the IOMMU lets it: another buffer is mapped behind the one that it began in",
-                "compare address and length in the descriptor with what was mapped; where \
-                 neighbours are one buffer, say so: Neighbours::Joined",
-            ),
+            Self::IntoNext { .. } => ("the IOMMU lets it: another buffer is mapped there", JOINED),
             Self::BesideMapping { .. } => (
                 "the IOMMU lets it: a mapping is whole granules, with what else lies in them",
                 COMPARE,
@@ -372,13 +370,9 @@ impl FindingKind {
                 write!(f, ": unmapped by #{unmapped}, flushed by #{flushed}")
             }
             Self::Unmapped { .. } => f.write_str(", where nothing is mapped"),
-            Self::RefusedBuffer { .. } => {
-                f.write_str(", which is given to drivers in place of a buffer that was refused")
-            }
+            Self::RefusedBuffer { .. } => f.write_str(", in place of a buffer that was refused"),
             Self::PastMapping { mapping, .. } => write!(f, ", past the end of {mapping}"),
-            Self::IntoNext { mapping, next, .. } => {
-                write!(f, ", past the end of {mapping} and into {next}")
-            }
+            Self::IntoNext { mapping, next, .. } => write!(f, ", past {mapping} and into {next}"),
             Self::BesideMapping { mapping, .. } => write!(f, ", in a granule of {mapping}"),
             Self::Denied { prot, .. } => write!(f, ": {}", Permits(*prot)),
             Self::Unannounced { .. } => f.write_str(", which hardware takes for absent"),

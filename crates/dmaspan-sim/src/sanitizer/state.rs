@@ -411,8 +411,9 @@ impl State {
             self.vain.insert(range, now.clone());
         }
         for (piece, was) in taken {
-            let slots = memory(piece, &was);
-            slots.map(|slots| self.turns.iter().for_each(|turns| turns.unmapped(slots)));
+            if let Some(slots) = memory(piece, &was) {
+                self.turns.iter().for_each(|turns| turns.unmapped(slots));
+            }
             self.outlive(piece, was, leaf_sizes, now);
         }
         if self.config.absent == AbsentEntries::Cached {

@@ -17,8 +17,7 @@ fn an_access_that_runs_into_the_next_mapping_is_found_though_no_iommu_refuses_it
     let numbers: Vec<u64> = found.history.iter().map(|record| record.number).collect();
     assert_eq!(numbers, [1, 2, 3]);
     let report = found.to_string();
-    let what = "a device wrote 0x2000..=0x2fff, past the end of 0x1000..=0x1fff and into \
-                0x2000..=0x2fff";
+    let what = "a device wrote 0x2000..=0x2fff, past 0x1000..=0x1fff and into 0x2000..=0x2fff";
     assert!(report.contains(what), "{report}");
     // By one byte, and within each.
     sanitizer.on_dma(first.last(), 2, Access::Read);

@@ -38,9 +38,10 @@ pub struct DeviceOps<L: RawMutex> {
 /// What handles stand for, by the address of the device.
 #[derive(Default)]
 struct Held {
-    /// By their lengths, too: one mapping of each direction, and how many handles there are. Without
-    /// an IOMMU a buffer has one address however often it is mapped, and the end of a handle says no
-    /// direction, so that all end with the last. What has an address of its own is alone.
+    /// By their lengths, too: one mapping of each direction, and how many handles there are.
+    /// Without an IOMMU a buffer has one address however often it is mapped, and the end of a
+    /// handle says no direction, so that all end with the last. What has an address of its own is
+    /// alone.
     mappings: BTreeMap<(u64, u64), (Vec<Mapping>, usize)>,
     memory: BTreeMap<u64, Coherent>,
 }

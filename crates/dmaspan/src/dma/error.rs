@@ -195,7 +195,9 @@ pub enum Error {
     #[error("{}", Either(
         *len == 0,
         format_args!("no bytes were asked for, of the {mapped:#x} bytes mapped"),
-        format_args!("{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped"),
+        format_args!(
+            "{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped"
+        ),
     ))]
     OutsideMapping {
         /// Where it would begin, in bytes from the mapping's first.

@@ -69,7 +69,9 @@ pub enum Error {
     #[error("{}", Either(
         *len == 0,
         format_args!("no bytes were asked for, of the {mapped:#x} bytes of the slot"),
-        format_args!("{len:#x} bytes at {offset:#x} are not within the {mapped:#x} bytes of the slot"),
+        format_args!(
+            "{len:#x} bytes at {offset:#x} are not within the {mapped:#x} bytes of the slot"
+        ),
     ))]
     Outside {
         /// The offset of the first byte.

@@ -260,23 +260,20 @@ impl<F: Format, M: TableMemory<F::Word>> Slot<F, M> {
     /// The state, for an access or what is as short: with all wishes fulfilled.
     #[inline(always)]
     pub(super) fn begin(&self) -> MutexGuard<'_, Flag, State<F, M>> {
-        let state = self.state.lock();
-        if self.has_wishes() { self.begin_asked(state) } else { state }
+        let mut state = self.state.lock();
+        if self.has_wishes() {
+            self.fulfil(&mut state);
+        }
+        state
     }
 
     #[cold]
-    fn begin_asked<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, Flag, State<F, M>>,
-    ) -> MutexGuard<'a, Flag, State<F, M>> {
+    fn fulfil(&self, state: &mut MutexGuard<'_, Flag, State<F, M>>) {
         while self.has_wishes() {
-            let released = self.heed(&mut state);
-            drop(state);
+            let released = self.heed(state);
             // May be the last to have the memory of the tables: not under the lock.
-            drop(released);
-            state = self.state.lock();
+            MutexGuard::unlocked(state, || drop(released));
         }
-        state
     }
 
     #[inline(always)]

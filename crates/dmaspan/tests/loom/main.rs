@@ -11,6 +11,7 @@ mod flush_queue;
 mod iova;
 mod platform;
 mod readers;
+mod soft;
 mod swiotlb;
 mod tables;
 mod tiny;

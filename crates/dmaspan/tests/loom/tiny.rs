@@ -12,7 +12,7 @@ const WRITE: u64 = 1 << 2;
 const ADDRESS: u64 = lg2::mask(48) & !lg2::mask(12);
 
 /// Pages of 4K in up to three levels of tables. A tree begins with the level `FIRST`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Tiny<const FIRST: u32>;
 
 // SAFETY: 1. A link is VALID | TABLE with the address of a table, which is a multiple of 4K below

@@ -31,9 +31,9 @@ use crate::sys;
 pub struct UserPlatform;
 
 impl UserPlatform {
-    /// Waits for accesses of device models that are under way, for
+    /// Waits for an access of a device model that is under way, for
     /// [`SoftIommu::waiting_by`](dmaspan::iommu::SoftIommu::waiting_by): lets other threads run,
-    /// then sleeps, and gives up after about ten seconds.
+    /// then sleeps, and gives up on one access after about ten seconds.
     ///
     /// ```
     /// use dmaspan::iommu::soft::TryAgain;

@@ -56,7 +56,8 @@ impl<P: Platform, T> ShardedMap<P, T> {
         self.shard(key).lock().remove_if(key, check)
     }
 
-    /// Looks at what [`remove_if`](Self::remove_if) would take out, which stays meanwhile.
+    /// Looks at what [`remove_if`](Self::remove_if) would take out, which stays meanwhile: `look`
+    /// runs under the lock of the shard, whose other keys wait for it.
     pub(crate) fn look_if<E, R>(
         &self,
         key: u64,

@@ -20,7 +20,13 @@ const COUNTING: &[(&str, &str, &str)] = &[
     ("dmaspan-linux", "it", "fixed::"),
     ("dmaspan-bench", "it", "dma::"),
     ("dmaspan-cli", "it", "cli::"),
+    ("dmaspan", "it", "soft_iommu::waiting::"),
+    ("dmaspan-vm-memory", "waiting", ""),
 ];
+
+/// Tests of the same kind that take minutes each, and run once.
+const LONG: &[(&str, &str, &str)] =
+    &[("dmaspan", "it", "soft_iommu::waiting::"), ("dmaspan-vm-memory", "waiting", "")];
 
 /// Runs them all, and returns what failed, a line each.
 pub(super) fn run() -> Vec<String> {
@@ -35,7 +41,8 @@ pub(super) fn run() -> Vec<String> {
         }
         let mut failed = Vec::new();
         for &(package, program, tests) in COUNTING {
-            let count = (0..ROUNDS).filter(|_| !passes(package, program, tests)).count();
+            let once = |_: &usize| !passes(package, program, tests, &[]);
+            let count = (0..ROUNDS).filter(once).count();
             let name = format!("{package}, {program} {tests}");
             let said = format!("{}: {count} of {ROUNDS}", name.trim_end());
             println!("   {said} failed");
@@ -44,13 +51,21 @@ pub(super) fn run() -> Vec<String> {
             }
         }
         done.store(true, Ordering::Relaxed);
+        // They are busy enough by themselves.
+        let long = LONG.iter().filter(|(package, program, tests)| {
+            !passes(package, program, tests, &["--", "--ignored"])
+        });
+        failed.extend(long.map(|(package, program, tests)| {
+            format!("{package}, {program} {tests}: what takes minutes")
+        }));
         failed
     })
 }
 
 /// Whether tests of a program pass; what they printed is shown where they do not. They are
 /// optimised, as they run often.
-fn passes(package: &str, program: &str, tests: &str) -> bool {
+fn passes(package: &str, program: &str, tests: &str, more: &[&str]) -> bool {
     let mut test = cargo(&["test", "--release", "-q", "-p", package, "--test", program, tests]);
+    test.args(more);
     quietly(&mut test).is_ok()
 }

@@ -126,8 +126,10 @@ impl<L> Readers<L> {
             }
             self.places.iter().find_map(Mutex::try_lock)
         });
-        // Without a place they leak, as tables in a dropped list do. It takes that as many threads
-        // as there are places were stopped between these lines, by interrupts that free tables.
+        // Without a place they leak, as tables in a dropped list do. Looks are counted since the
+        // caller may have interrupted who has a place. It takes that as many threads as there are
+        // places were stopped between these lines, by interrupts that free tables or by others that
+        // had their CPUs, for as long as all looks last.
         let Some(mut place) = found else { return };
         add(&mut place, tables, &append);
         drop(place);

@@ -18,7 +18,9 @@ use crate::platform::{Id, Identity};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
-/// How often a walk tries to mark an entry that software changes meanwhile.
+/// How often a walk tries to mark an entry that software changes meanwhile. An owner of the range
+/// that keeps its word changes no entry so often between a load and an exchange behind it, and a
+/// walk of tables that something else writes has to end.
 const MARK_TRIES: usize = 64;
 
 /// What tells a table from all others, and where its walks begin.

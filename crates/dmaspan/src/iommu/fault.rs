@@ -134,6 +134,7 @@ impl<L: RawMutex> FaultHook<L> {
     /// other faults of the same hook.
     pub fn report(&self, report: &FaultReport) -> FaultResponse {
         self.reported.fetch_add(1, Ordering::Relaxed);
+        // Under the lock, so that a handler that `set` has returned does not run any more.
         let response = match &*self.handler.lock() {
             Some(handler) => handler.fault(report),
             None => {

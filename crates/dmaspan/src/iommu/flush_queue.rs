@@ -596,6 +596,8 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
                 is_over();
                 for (_, held) in claim.flushed() {
                     let was_quarantined = ptr::eq(held, &self.quarantine.flushed);
+                    // Nobody else comes for the lock before the claim is dropped, not what `release`
+                    // calls back either.
                     let mut held = held.lock();
                     if was_quarantined {
                         for held in &*held {
@@ -647,7 +649,8 @@ fn popped<T>(held: &Mutex<Flag, Vec<T>>) -> impl Iterator<Item = T> {
     iter::from_fn(move || held.lock().pop())
 }
 
-/// Waits until the flush that another thread is at has been synced.
+/// Waits until the flush that another thread is at has been synced: for that one, and as long as
+/// hardware takes for a sync, or gives up on it. It spins, as drivers do that wait for hardware.
 fn wait_for(flush: &AtomicU64) {
     let seen = flush.load(Ordering::Acquire);
     while is_syncing(seen) && flush.load(Ordering::Acquire) == seen {

@@ -15,7 +15,9 @@ use crate::addr::PhysAddr;
 use crate::platform::Apart;
 use crate::span::Span;
 
-/// How often a request that found nothing looks again because slots were released meanwhile.
+/// How often a request that found nothing looks again because slots were released meanwhile. Slots
+/// that others take each time are a full pool to it, which its callers have to expect anyway;
+/// without a bound it might look for ever.
 const TRIES: u32 = 4;
 
 /// Slots in contiguous memory.

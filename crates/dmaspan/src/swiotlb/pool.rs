@@ -31,7 +31,8 @@ pub type SlotOf<P, A = PhysAddr> = Slot<<P as Platform>::Lock, A>;
 /// A mapping of a pool on a platform.
 pub type BouncedOf<P, A = PhysAddr> = Bounced<<P as Platform>::Lock, A>;
 
-/// How often a request that found nothing looks again because slots were released meanwhile.
+/// How often a request that found nothing looks again because slots were released meanwhile: see
+/// the same of a chunk.
 const TRIES: u32 = 4;
 /// How many spans of memory a pool can begin with.
 const MAX_SPANS: usize = 1 << 16;

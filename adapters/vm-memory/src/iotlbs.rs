@@ -31,8 +31,8 @@ use dmaspan::iommu::HardwareError;
 use dmaspan::platform::Flag;
 use parking_lot::Mutex;
 use parking_lot::lock_api::{self, GuardNoSend};
-use vm_memory::iommu::{Iotlb, IotlbFails, IotlbIterator};
-use vm_memory::{GuestAddress, Permissions};
+use vm_memory::GuestAddress;
+use vm_memory::iommu::Iotlb;
 
 use crate::{MOST_ENTRIES, permissions};
 
@@ -72,7 +72,7 @@ struct Log {
 }
 
 /// What one access at a time has, on lines of its own.
-#[derive(Default)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 struct Place {
     /// Only ever tried: whoever finds it taken goes elsewhere.
@@ -321,18 +321,6 @@ pub struct IotlbGuard<'a> {
     thread: PhantomData<GuardNoSend>,
 }
 
-impl IotlbGuard<'_> {
-    #[inline]
-    pub(crate) fn look_up(
-        self,
-        iova: GuestAddress,
-        length: usize,
-        access: Permissions,
-    ) -> Result<IotlbIterator<Self>, IotlbFails> {
-        Iotlb::lookup(self, iova, length, access)
-    }
-}
-
 impl Deref for IotlbGuard<'_> {
     type Target = Iotlb;
 
@@ -354,11 +342,5 @@ impl fmt::Debug for Iotlbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = self.entries.load(Ordering::Relaxed);
         f.debug_struct("Iotlbs").field("entries", &entries).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place").field("turn", &self.turn).finish_non_exhaustive()
     }
 }

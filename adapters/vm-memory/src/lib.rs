@@ -54,7 +54,7 @@ use dmaspan::io_pgtable::{self, Arena, Format, MappedRun, PageTable, TableMemory
 use dmaspan::iommu::{self, Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Iova, IovaRange, PhysAddr, Promise, Prot, Span};
 use parking_lot::Mutex;
-use vm_memory::iommu::{Error as Untranslated, IotlbIterator};
+use vm_memory::iommu::{Error as Untranslated, Iotlb, IotlbIterator};
 use vm_memory::{GuestAddress, Iommu, Permissions};
 
 pub use iotlbs::IotlbGuard;
@@ -255,7 +255,8 @@ where
         }
         let begin = || self.shared.iotlbs.begin(iova.0, length);
         let too_many = || cannot("too many accesses are under way");
-        if let Ok(found) = begin().ok_or_else(too_many)?.look_up(iova, length, access) {
+        let first = begin().ok_or_else(too_many)?;
+        if let Ok(found) = Iotlb::lookup(first, iova, length, access) {
             return Ok(found);
         }
         let range = IovaRange::from_len(Iova::new(iova.0), length as u64);
@@ -264,7 +265,7 @@ where
         let mut access_to = begin().ok_or_else(too_many)?;
         let runs = self.runs(range, access).map_err(|reason| cannot(&reason))?;
         self.shared.iotlbs.add(&mut access_to.cache, &runs).map_err(cannot)?;
-        access_to.look_up(iova, length, access).map_err(|_| cannot("a part is not mapped"))
+        Iotlb::lookup(access_to, iova, length, access).map_err(|_| cannot("a part is not mapped"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who waits for whom: unmaps for accesses that they meet, and nobody else for anybody.
+//! Unmaps wait for accesses that they meet, and nobody else for anybody.
 
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

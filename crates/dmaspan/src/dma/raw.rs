@@ -196,8 +196,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ) -> Result<(), Error> {
         let check = check(Bytes::Part(offset, len), direction);
         // Under a lock, since a driver names the mapping by a number alone: another thread that
-        // unmaps it meanwhile waits for the copy. A pool that copies and an observer call nothing of
-        // the device.
+        // unmaps it meanwhile waits for the copy. A pool that copies and an observer call nothing
+        // of the device.
         let synced = self.reach.look_if(addr.get(), check, sync);
         synced.unwrap_or(Err(Error::NotMapped { addr })).unwrap_or_else(|error| {
             let known = |mapping: &Mapping<T, B>| {

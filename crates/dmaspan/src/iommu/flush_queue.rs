@@ -596,8 +596,8 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
                 is_over();
                 for (_, held) in claim.flushed() {
                     let was_quarantined = ptr::eq(held, &self.quarantine.flushed);
-                    // Nobody else comes for the lock before the claim is dropped, not what `release`
-                    // calls back either.
+                    // Nobody else comes for the lock before the claim is dropped, and nothing that
+                    // `release` calls back does.
                     let mut held = held.lock();
                     if was_quarantined {
                         for held in &*held {

@@ -19,8 +19,8 @@ use crate::platform::Flag;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
-/// Asked before a software IOMMU looks again whether an access of a device model has ended, with the
-/// number of looks at this one access before: it passes some time, and says whether to go on.
+/// Asked before a software IOMMU looks again whether an access of a device model has ended, with
+/// the number of looks at this one access before: it passes some time, and says whether to go on.
 pub type TryAgain = fn(tries: u64) -> bool;
 
 /// Spins, and gives up on an access after some seconds.

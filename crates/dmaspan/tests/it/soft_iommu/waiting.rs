@@ -132,8 +132,8 @@ impl Drop for Stop<'_> {
 }
 
 /// Device models that do accesses without a pause, each of a few thousand steps, beside two threads
-/// that do nothing but take the CPUs: `syncs` unmaps and syncs of a page that nobody uses and of one
-/// that all do, none of which fails, since every access ends.
+/// that do nothing but take the CPUs: `syncs` unmaps and syncs of a page that nobody uses and of
+/// one that all do, none of which fails, since every access ends.
 fn syncs_beside_devices(
     devices: u32,
     syncs: u64,

@@ -34,10 +34,14 @@ fn unsealed(len: u64) -> File {
     file
 }
 
-fn sealed(len: u64) -> File {
+fn sealed_by(len: u64, seals: SealFlags) -> File {
     let file = unsealed(len);
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    fcntl_add_seals(&file, seals).unwrap();
     file
+}
+
+fn sealed(len: u64) -> File {
+    sealed_by(len, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
 }
 
 fn sent(file: &File) -> Option<OwnedFd> {
@@ -177,6 +181,95 @@ fn tmpfs_file() -> io::Result<File> {
     std::fs::remove_file(path)?;
     file.set_len(PAGE)?;
     Ok(file)
+}
+
+/// The same file, open for reading alone.
+fn read_only(file: &File) -> Option<OwnedFd> {
+    Some(File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().into())
+}
+
+/// What this process may do with the mapping that has an address.
+fn rights(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of = maps.lines().find(|line| {
+        let bounds = line.split_once(' ').and_then(|(bounds, _)| bounds.split_once('-')).unwrap();
+        let [from, to] = [bounds.0, bounds.1].map(|at| usize::from_str_radix(at, 16).unwrap());
+        (from..to).contains(&address)
+    });
+    of.unwrap().split(' ').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn what_a_client_gives_for_reads_alone_is_read_and_nobody_here_can_write_it() {
+    let [open, sealed, future] = [(); 3].map(|()| sealed_by(2 * PAGE, SealFlags::SHRINK));
+    for file in [&open, &sealed, &future] {
+        file.write_all_at(b"theirs", PAGE).unwrap();
+    }
+    fcntl_add_seals(&sealed, SealFlags::WRITE).unwrap();
+    fcntl_add_seals(&future, SealFlags::FUTURE_WRITE).unwrap();
+    for (n, sent) in
+        [sent(&open), read_only(&open), sent(&sealed), sent(&future)].into_iter().enumerate()
+    {
+        let dma = ClientDma::default();
+        dma.map(DmaMapFlags::READ, 0, RAM, 2 * PAGE, sent).unwrap();
+        let held = dma.hold(RAM + PAGE, 6, Prot::READ).unwrap();
+        let mut bytes = [0; 6];
+        held.read(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"theirs", "{n}");
+        assert!(held.write(0, b"ours").is_err());
+        for wanted in [Prot::WRITE, Prot::READ_WRITE] {
+            let refused = dma.hold(RAM + PAGE, 6, wanted).unwrap_err();
+            assert!(matches!(refused, RegionError::Access { .. }), "{refused}");
+        }
+        let slice = held.slices(0, 6).unwrap().next().unwrap();
+        assert!(rights(slice.as_ptr().addr()).starts_with("r--"), "{n}");
+        drop(held);
+        assert_eq!(unmapped(&dma, RAM, 2 * PAGE), 2 * PAGE);
+    }
+    // With the right to write, it is written, and the client sees it.
+    let dma = ClientDma::default();
+    dma.map(BOTH, 0, RAM, 2 * PAGE, sent(&open)).unwrap();
+    let held = dma.hold(RAM + PAGE, 4, Prot::WRITE).unwrap();
+    held.write(0, b"ours").unwrap();
+    let slice = held.slices(0, 4).unwrap().next().unwrap();
+    assert!(rights(slice.as_ptr().addr()).starts_with("rw-"));
+    let mut bytes = [0; 6];
+    open.read_exact_at(&mut bytes, PAGE).unwrap();
+    assert_eq!(&bytes, b"oursrs");
+}
+
+#[test]
+fn a_right_that_the_file_does_not_have_is_refused_and_the_refusal_says_what_to_do() {
+    let (file, eacces, eperm) = (sealed_by(PAGE, SealFlags::SHRINK), 13, 1);
+    let dma = ClientDma::default();
+    for flags in [BOTH, DmaMapFlags::WRITE] {
+        let refused = dma.map(flags, 0, RAM, PAGE, read_only(&file)).unwrap_err();
+        assert_eq!(refused.errno().get(), eacces);
+        let said = refused.to_string();
+        assert!(said.contains("0x1000 bytes at 0x40000000"), "{said}");
+        assert!(said.contains("open it for reading and writing"), "{said}");
+    }
+    for seal in [SealFlags::FUTURE_WRITE, SealFlags::WRITE] {
+        fcntl_add_seals(&file, seal).unwrap();
+        let refused = dma.map(BOTH, 0, RAM, PAGE, sent(&file)).unwrap_err();
+        assert_eq!(refused.errno().get(), eperm, "{refused}");
+        assert!(refused.to_string().contains("take it for reads alone"), "{refused}");
+    }
+    assert_eq!(dma.regions().count(), 0);
+}
+
+#[test]
+fn a_region_keeps_no_descriptor_of_its_file() {
+    let (dma, file) = (ClientDma::default(), sealed(64 * PAGE));
+    let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    (0..64).for_each(|n| dma.map(BOTH, n * PAGE, RAM + n * PAGE, PAGE, sent(&file)).unwrap());
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+        let found = std::fs::metadata(entry.as_ref().unwrap().path());
+        found.is_ok_and(|found| std::os::unix::fs::MetadataExt::ino(&found) == inode)
+    });
+    assert_eq!(open.count(), 1);
+    dma.hold(RAM, 64 * PAGE, Prot::WRITE).unwrap().write(5, b"still").unwrap();
+    assert_eq!(unmapped(&dma, RAM, 64 * PAGE), 64 * PAGE);
 }
 
 #[test]

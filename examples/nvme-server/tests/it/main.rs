@@ -5,4 +5,5 @@ mod client;
 mod guest;
 mod hostile;
 mod judge;
+mod listening;
 mod transfers;

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -31,6 +31,8 @@ pub(crate) struct Fuse {
     file: Option<File>,
     server: Child,
     input: Option<ChildStdin>,
+    /// Open, as the program says now and then that its test is running.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Fuse {
@@ -48,9 +50,10 @@ impl Fuse {
         server.env(PLACE, &place).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut server = server.spawn()?;
         let input = server.stdin.take();
-        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        let mut output = BufReader::new(server.stdout.take().unwrap());
+        let mut lines = output.by_ref().lines();
         let is_mounted = lines.any(|line| line.is_ok_and(|line| line.contains(MOUNTED)));
-        let mut fuse = Self { file: None, server, input };
+        let mut fuse = Self { file: None, server, input, _output: output };
         if is_mounted {
             fuse.file = Some(File::options().read(true).write(true).open(&place)?);
             unmount(&place, UnmountFlags::DETACH)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dmaspan::regbuf::{RegionError, RemoteMemory};
 use dmaspan::{Errno, Iova, Prot};
-use dmaspan_linux::client::{self, ClientFd, ClientMemory, ClientRegions, ClientUnmapping};
+use dmaspan_linux::client::{self, ClientDescriptor, ClientMemory, ClientRegions, ClientUnmapping};
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags};
@@ -123,7 +123,7 @@ impl ClientDma {
             return Err(ClientDmaError::TooMany { address, most });
         }
         let (at, access) = (Iova::new(address), access(flags));
-        match file.and_then(|file| ClientFd::from(file).into_memory()) {
+        match file.and_then(|file| ClientDescriptor::from(file).into_memory()) {
             Some(file) => {
                 self.check(&file, address, size)?;
                 let memory = client::map_file(file, offset, size, access);

@@ -7,7 +7,7 @@
 //!
 //! | request of vfio-user | here |
 //! |---|---|
-//! | any with descriptors | [`ClientFd`], which nobody waits for |
+//! | any with descriptors | [`ClientDescriptor`], which nobody waits for |
 //! | `DMA_MAP` with a file | [`map_file`], [`Regions::insert`] |
 //! | `DMA_MAP` without one | [`Regions::insert_remote`]: a [`RemoteMemory`] sends messages |
 //! | `DMA_UNMAP` | [`Regions::unmap`] or [`unmap_all`], answered after [`wait`] |
@@ -56,9 +56,9 @@ use crate::os;
 use crate::sys::vectored;
 use crate::wait::within;
 
-mod fd;
+mod descriptor;
 
-pub use fd::{ClientEvent, ClientFd, ClientFds, EventError};
+pub use descriptor::{ClientDescriptor, ClientDescriptors, ClientEvent, EventError};
 
 /// The memory of a client whose addresses are IOVAs, as of a vfio-user client.
 pub type ClientRegions = Regions<Iova, parking_lot::RawMutex>;

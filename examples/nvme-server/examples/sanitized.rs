@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dmaspan_linux::client::ClientFd;
+use dmaspan_linux::client::ClientDescriptor;
 use dmaspan_nvme_server::{Disk, GuestMemory, Session, listen, raise_limit};
 use dmaspan_vfio_user::ClientDma;
 use judge::Judge;
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let memory = GuestMemory::from(ClientDma::default()).observed(judge.clone());
         let (client, _) = listener.accept()?;
         let (report, ended) = Session::new(disk.try_clone()?, memory, THREADS)?.serve(&client);
-        drop(ClientFd::from(OwnedFd::from(client)));
+        drop(ClientDescriptor::from(OwnedFd::from(client)));
         let (uses, errors) = judge.verdict();
         errors.iter().for_each(|error| println!("{error}"));
         println!("sanitizer: {uses} uses, {} errors", errors.len());

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use dmaspan_linux::client::ClientFd;
+use dmaspan_linux::client::ClientDescriptor;
 use dmaspan_nvme_server::{Disk, Session, listen, raise_limit};
 use dmaspan_vfio_user::{ClientDma, ClientFiles};
 
@@ -75,7 +75,7 @@ fn run(args: &Args) -> Result<(), String> {
         let session = Session::new(disk, ClientDma::new(files), args.threads.into());
         let session = session.map_err(|error| format!("threads: {error}"))?;
         let (report, ended) = session.serve(&client);
-        drop(ClientFd::from(OwnedFd::from(client)));
+        drop(ClientDescriptor::from(OwnedFd::from(client)));
         println!("{report}");
         if let Err(why) = ended {
             eprintln!("dmaspan-nvme-server: {why}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dmaspan::Errno;
-use dmaspan_linux::client::{ClientFd, ClientFds, EventError};
+use dmaspan_linux::client::{ClientDescriptor, ClientDescriptors, EventError};
 use dmaspan_vfio_user::ClientDma;
 use vfio_user::{DmaMapFlags, DmaUnmapFlags};
 
@@ -83,7 +83,7 @@ impl fmt::Display for Report {
 pub struct Session {
     controller: Controller,
     dma: Arc<GuestMemory>,
-    fds: ClientFds,
+    fds: ClientDescriptors,
     config: Config,
     report: Report,
 }
@@ -117,12 +117,13 @@ impl Session {
     pub fn new(disk: Disk, dma: impl Into<GuestMemory>, threads: usize) -> std::io::Result<Self> {
         let dma = Arc::new(dma.into());
         let controller = Controller::new(Arc::clone(&dma), disk, threads)?;
-        let (fds, config, report) = (ClientFds::default(), Config::new(), Report::default());
+        let (fds, config, report) =
+            (ClientDescriptors::default(), Config::new(), Report::default());
         Ok(Self { controller, dma, fds, config, report })
     }
 
     /// Answers a client until it ends, and forgets its memory. The socket is shut down then; it is
-    /// closed as a [`ClientFd`], since descriptors may lie in it that were not received.
+    /// closed as a [`ClientDescriptor`], since descriptors may lie in it that were not received.
     ///
     /// # Errors
     ///
@@ -171,7 +172,7 @@ impl Session {
     }
 
     /// What becomes of descriptors that no request takes waits for nobody: they are dropped.
-    fn execute(&mut self, message: &Message, fds: Vec<ClientFd>) -> Answer {
+    fn execute(&mut self, message: &Message, fds: Vec<ClientDescriptor>) -> Answer {
         let body = message.body.as_slice();
         let done = match message.command {
             1 => version(body),
@@ -190,14 +191,14 @@ impl Session {
         done.ok_or_else(short)?
     }
 
-    fn map(&self, body: &[u8], mut fds: Vec<ClientFd>) -> Option<Answer> {
+    fn map(&self, body: &[u8], mut fds: Vec<ClientDescriptor>) -> Option<Answer> {
         let (flags, offset) = (u32_at(body, 4)?, u64_at(body, 8)?);
         let (address, size) = (u64_at(body, 16)?, u64_at(body, 24)?);
         if fds.len() > 1 {
             return Some(Err(refused(Errno::EINVAL, "a region has one file at most")));
         }
         let flags = DmaMapFlags::from_bits_retain(flags);
-        let file = fds.pop().and_then(ClientFd::into_memory);
+        let file = fds.pop().and_then(ClientDescriptor::into_memory);
         let mapped = self.dma.map(flags, offset, address, size, file);
         Some(match mapped {
             Ok(()) => Ok(Vec::new()),
@@ -223,7 +224,7 @@ impl Session {
         Some(Ok(body.get(..24)?.to_vec()))
     }
 
-    fn set_interrupts(&self, body: &[u8], fds: Vec<ClientFd>) -> Option<Answer> {
+    fn set_interrupts(&self, body: &[u8], fds: Vec<ClientDescriptor>) -> Option<Answer> {
         let (flags, index) = (u32_at(body, 4)?, u32_at(body, 8)?);
         let (start, count) = (u32_at(body, 12)?, u32_at(body, 16)?);
         let end = start.checked_add(count).filter(|end| *end <= u32::from(VECTORS));

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 
 use dmaspan::Errno;
-use dmaspan_linux::client::{ClientFd, ClientFds};
+use dmaspan_linux::client::{ClientDescriptor, ClientDescriptors};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
 };
@@ -20,9 +20,9 @@ pub(crate) const MAX_DATA: usize = 1 << 20;
 const MAX_BODY: usize = MAX_DATA + 64;
 /// The most descriptors of a message, as VERSION says it.
 pub(crate) const MAX_FDS: usize = 16;
-/// The most that the kernel takes with a message (`SCM_MAX_FD` of unix(7)). All are received: those
-/// for which there is no room the kernel drops on the thread that reads, which may wait for a socket
-/// among them.
+/// The most that the kernel takes with a message (`SCM_MAX_FD` of unix(7)). All are received: the
+/// kernel drops those for which there is no room on the thread that reads, which may wait for a
+/// socket among them.
 const SENT_FDS: usize = 253;
 /// How many descriptors of a client may be open that do not close.
 const MOST_UNCLOSED: usize = 64;
@@ -46,7 +46,7 @@ pub struct Message {
     /// The bytes behind the header.
     pub body: Vec<u8>,
     /// The descriptors that came with it.
-    pub fds: Vec<ClientFd>,
+    pub fds: Vec<ClientDescriptor>,
     /// Whether there were more descriptors than this process may have, or a message.
     pub is_short_of_fds: bool,
 }
@@ -111,13 +111,16 @@ pub enum WireError {
 
 /// Reads the next message; `None` where the client has ended. Its descriptors are counted by `of`.
 ///
-/// This waits as long as the client likes, unless descriptors of it do not close: one of them may be
-/// the other end of the socket, which then never ends.
+/// This waits as long as the client likes, unless descriptors of it do not close: one of them may
+/// be the other end of the socket, which then never ends.
 ///
 /// # Errors
 ///
 /// [`WireError`]: there are no further messages.
-pub(crate) fn receive(socket: &UnixStream, of: &ClientFds) -> Result<Option<Message>, WireError> {
+pub(crate) fn receive(
+    socket: &UnixStream,
+    of: &ClientDescriptors,
+) -> Result<Option<Message>, WireError> {
     let mut message = Message {
         id: 0,
         command: 0,
@@ -154,7 +157,7 @@ fn fill(
     socket: &UnixStream,
     bytes: &mut [u8],
     message: &mut Message,
-    of: &ClientFds,
+    of: &ClientDescriptors,
 ) -> Result<usize, WireError> {
     let mut done = 0;
     while done < bytes.len() {
@@ -165,7 +168,7 @@ fn fill(
         let received = recvmsg(socket, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC);
         for sent in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = sent {
-                message.fds.extend(fds.map(|fd| ClientFd::new(fd, of)));
+                message.fds.extend(fds.map(|fd| ClientDescriptor::new(fd, of)));
             }
         }
         let unclosed = of.unclosed();

@@ -51,7 +51,10 @@ const CHECKS: [Check; 22] = [
     quick("adopters: the tests of examples/adopters", |_| adopters::check()),
     quick("guests: cargo xtask guest, of which a quick part", guests),
     quick("kernel: cargo xtask kernel, of which a quick part", booted),
-    full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
+    full(
+        "soak: ten million operations under the sanitizer, a million packets, 200,000 clients",
+        |_| soak(),
+    ),
     quick("interleavings: the tests with loom, of the core and of the drivers' ring", |_| {
         interleavings()
     }),
@@ -232,7 +235,9 @@ fn soak() -> Checked {
     let mut test = cargo(&["test", "--release", "-p", "dmaspan", "--test", "simulation", "soak"]);
     let mut packets =
         cargo(&["run", "--release", "-q", "-p", "dmaspan-sim", "--example", "packets"]);
-    run_all([test.env("DMASPAN_SOAK", "10000000"), &mut packets])
+    let mut clients = cargo(&["test", "--release", "-p", "dmaspan-nvme-server"]);
+    clients.args(["--test", "sessions"]).env("DMASPAN_SESSIONS", "200000");
+    run_all([test.env("DMASPAN_SOAK", "10000000"), &mut packets, &mut clients])
 }
 
 /// The core and the drivers with loom's atomics in a target directory of its own: everything is

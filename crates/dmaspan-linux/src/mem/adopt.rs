@@ -4,14 +4,14 @@
 
 use std::any::Any;
 use std::fs::{self, File, Metadata};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
-use dmaspan::{Errno, UserAddr, UserRange};
+use dmaspan::{Errno, Prot, UserAddr, UserRange};
 
 use super::{AdoptError, Memory, MemoryKind};
-use crate::client::ClientFd;
+use crate::client::ClientDescriptor;
 use crate::os;
 use crate::sys;
 use crate::sys::mapping::{self, Alignment, Backing, Mapping};
@@ -92,7 +92,8 @@ impl Memory {
         offset: u64,
         keep: impl Any + Send + Sync,
     ) -> Result<Self, AdoptError> {
-        let file = ClientFd::from(file.into()).into_memory().ok_or(AdoptError::NotInMemory)?;
+        let file =
+            ClientDescriptor::from(file.into()).into_memory().ok_or(AdoptError::NotInMemory)?;
         let file = File::from(file);
         let (metadata, ..) = in_memory(&file).map_err(|error| error.of_len(len))?;
         whole_pages(offset, len, sys::page_size())?;
@@ -137,19 +138,19 @@ impl Memory {
     /// # Context
     ///
     /// System calls that wait for nobody, whatever the file is: one that is not in memory is looked
-    /// at no further, and [closed](crate::client::ClientFd) by another thread.
+    /// at no further, and [closed](crate::client::ClientDescriptor) by another thread.
     pub fn from_file(file: impl Into<OwnedFd>, offset: u64, len: u64) -> Result<Self, AdoptError> {
-        Self::of_file(file.into(), offset, len, |fd, at| Backing::Shared(fd, at))
+        Self::of_file(file.into(), offset, len, Prot::READ_WRITE)
     }
 
-    /// Maps part of a file in memory, by a backing of the file and an offset.
+    /// Maps part of a file in memory. Without [`Prot::WRITE`] the mapping is only read.
     pub(super) fn of_file(
         file: OwnedFd,
         offset: u64,
         len: u64,
-        backing: for<'fd> fn(BorrowedFd<'fd>, u64) -> Backing<'fd>,
+        access: Prot,
     ) -> Result<Self, AdoptError> {
-        let file = ClientFd::from(file).into_memory().ok_or(AdoptError::NotInMemory)?;
+        let file = ClientDescriptor::from(file).into_memory().ok_or(AdoptError::NotInMemory)?;
         let file = File::from(file);
         let system = |errno| AdoptError::System { len, errno };
         let (metadata, is_hugetlb, block) = in_memory(&file).map_err(|error| error.of_len(len))?;
@@ -167,7 +168,10 @@ impl Memory {
         };
         let too_long = AdoptError::TooLong { start: offset, len };
         let bytes = usize::try_from(len).map_err(|_| too_long)?;
-        let backing = backing(file.as_fd(), offset);
+        let backing = match access.contains(Prot::WRITE) {
+            true => Backing::Shared(file.as_fd(), offset),
+            false => Backing::ReadOnly(file.as_fd(), offset),
+        };
         let alignment = if is_hugetlb { Alignment::Kernel } else { to_leaves(offset, len) };
         let mapping = Mapping::new(backing, bytes, alignment).map_err(failed)?;
         let start = u64::try_from(mapping.addr()).map_err(|_| too_long)?;

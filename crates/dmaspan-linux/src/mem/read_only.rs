@@ -8,7 +8,6 @@ use dmaspan::Prot;
 use dmaspan::regbuf::{HostMemory, HostSlice, Outside};
 
 use super::{AccessError, AdoptError, Memory};
-use crate::sys::mapping::Backing;
 
 /// Memory of a file, mapped so that this process can read it and cannot write it: what a client
 /// shares for reads alone. Others who have the file may write it.
@@ -54,7 +53,7 @@ impl ReadOnlyMemory {
     ///
     /// As [`Memory::from_file`].
     pub fn from_file(file: impl Into<OwnedFd>, offset: u64, len: u64) -> Result<Self, AdoptError> {
-        Memory::of_file(file.into(), offset, len, |fd, at| Backing::ReadOnly(fd, at)).map(Self)
+        Memory::of_file(file.into(), offset, len, Prot::READ).map(Self)
     }
 
     pub(crate) fn without_file(self) -> Self {

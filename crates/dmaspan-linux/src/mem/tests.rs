@@ -3,6 +3,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
+use dmaspan::Prot;
+use dmaspan::regbuf::HostMemory;
+
 use super::adopt::is_shared;
 use super::*;
 use crate::hugetlb::{self, HugetlbReservation};
@@ -256,6 +259,33 @@ fn a_file_is_mapped_from_an_offset_and_shared() {
     assert_eq!(file.metadata().unwrap().blocks() * 512, 3 * page());
     memory.read(5, &mut bytes).unwrap();
     assert_eq!(&bytes, b"hello");
+}
+
+#[test]
+fn a_file_that_is_open_for_reading_is_memory_that_is_only_read() {
+    use std::os::fd::AsRawFd;
+    let file = memfd(4);
+    let again = || File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    let refused = Memory::from_file(again(), 0, page()).unwrap_err();
+    assert_eq!(refused, AdoptError::System { len: page(), errno: os::EACCES });
+    let memory = ReadOnlyMemory::from_file(again(), page(), 2 * page()).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"hello", 2 * page() - 2).unwrap();
+    let mut bytes = [0; 5];
+    memory.read(page() - 2, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    assert!(memory.read(2 * page() - 2, &mut bytes).is_err());
+    let memory: &dyn HostMemory = &memory;
+    let len = u64::try_from(memory.slice().len()).unwrap();
+    assert_eq!((memory.access(), len), (Prot::READ, 2 * page()));
+    assert!(memory.write(0, &[0]).is_err());
+}
+
+#[test]
+fn memory_whose_file_was_handed_out_is_not_exclusive_without_the_file_either() {
+    let memory = Memory::new(MemoryKind::Memfd, page()).unwrap();
+    let _other = memory.file().unwrap().0.try_clone_to_owned().unwrap();
+    let refused = ExclusiveMemory::try_from(memory.without_file()).unwrap_err();
+    assert_eq!(refused, NotExclusive::FileShared);
 }
 
 #[test]

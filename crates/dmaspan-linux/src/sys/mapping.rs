@@ -464,7 +464,8 @@ mod tests {
     fn what_is_forgotten_stays_mapped() {
         let page = usize::try_from(sys::page_size()).unwrap();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let region = Region::new(5 * page, libc::PROT_NONE, flags, -1, 0).unwrap();
+        let region =
+            Region::new(5 * page, How { prot: libc::PROT_NONE, flags, fd: -1, at: 0 }).unwrap();
         let first = region.start.addr().get() + page;
         region.forget_middle(page, 3 * page);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -31,6 +31,43 @@ unsafe impl HostMemory for Mapped {
     }
 }
 
+/// A mapping that is not there, and only read.
+#[derive(Debug)]
+struct ReadOnly(Mapped);
+
+// SAFETY: nobody accesses it.
+unsafe impl HostMemory for ReadOnly {
+    fn slice(&self) -> HostSlice<'_> {
+        self.0.slice()
+    }
+
+    fn access(&self) -> Prot {
+        Prot::READ
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Outside> {
+        self.0.read(offset, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Outside> {
+        self.0.write(offset, bytes)
+    }
+}
+
+#[test]
+fn a_region_permits_no_more_than_its_mapping() {
+    let (regions, memory) = (Of::new(), Arc::new(ReadOnly(Mapped(host(0x1000, 0x1000)))));
+    for wanted in [Prot::WRITE, BOTH] {
+        let refused = regions.insert(at(0x8000), wanted, memory.clone()).unwrap_err();
+        let (range, mapped) = (region(0x8000, 0x1000), READ);
+        assert_eq!(refused, Refused::Memory { range, wanted, mapped });
+        assert_eq!((refused.errno(), regions.count()), (Errno::EACCES, 0));
+    }
+    regions.insert(at(0x8000), READ, memory).unwrap();
+    drop(regions.hold(at(0x8000), 8, READ).unwrap());
+    assert!(matches!(regions.hold(at(0x8000), 8, BOTH), Err(Refused::Access { .. })));
+}
+
 type Of = Regions<UserAddr, parking_lot::RawMutex>;
 type Refused = RegionError<UserAddr>;
 

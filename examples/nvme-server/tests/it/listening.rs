@@ -1,4 +1,4 @@
-//! What is there already where a server is to listen.
+//! A server is to listen where something is already.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,7 +1,8 @@
 //! A file of a file system whose server answers when it is told to, or never.
 //!
-//! The server is a process of its own, this program once more: a process that waits for itself could
-//! not even be killed. It ends with the other end of its input, and then nothing waits any more.
+//! The server is a process of its own, this program once more: a process that waits for itself
+//! could not even be killed. It ends with the other end of its input, and then nothing waits any
+//! more.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -25,6 +26,13 @@ const EIO: i32 = -5;
 
 const PLACE: &str = "DMASPAN_FUSE";
 const MOUNTED: &str = "mounted";
+
+/// Whether requests get an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answers {
+    Never,
+    AtOnce,
+}
 
 /// The file.
 pub(crate) struct Fuse {
@@ -66,9 +74,9 @@ impl Fuse {
         self.file.as_ref().unwrap()
     }
 
-    /// From now on requests are answered, or wait.
-    pub(crate) fn answer(&self, is_answering: bool) {
-        self.input.as_ref().unwrap().write_all(&[u8::from(is_answering)]).unwrap();
+    /// From now on requests are answered, those that wait too, or they wait.
+    pub(crate) fn set(&self, answers: Answers) {
+        self.input.as_ref().unwrap().write_all(&[answers as u8]).unwrap();
     }
 }
 

@@ -1,4 +1,5 @@
 //! Clients that do their worst, one after the other, and what the server still has for the next.
+#![expect(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod fuse;
 mod random;
@@ -15,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
 use rustix::net::sockopt::set_socket_linger;
 
-use fuse::Fuse;
+use fuse::{Answers, Fuse};
 use parking_lot::Mutex;
 use server::*;
 
@@ -90,7 +91,7 @@ fn a_file_whose_server_never_answers_costs_its_client_the_session_and_nobody_els
     // A thread for each of the three.
     server.settle(3);
     assert!(server.threads() > 1, "no file waits");
-    fuse.answer(true);
+    fuse.set(Answers::AtOnce);
     server.settle(0);
     assert!(server.said().contains("do not close"), "{}", server.said());
 }

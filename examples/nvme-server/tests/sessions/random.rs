@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
 use rustix::pipe::pipe;
 
-use crate::fuse::Fuse;
+use crate::fuse::{Answers, Fuse};
 use crate::server::*;
 
 const SEED: u64 = 0x6c65_6176_6520_6974;
@@ -216,10 +216,10 @@ pub(crate) fn run(count: u64) {
         drop(socket);
         if session % TURN == TURN - 1 || session + 1 == count {
             serve_a_good_client(&server);
-            let answer = |it| files.fuse.iter().for_each(|fuse| fuse.answer(it));
-            answer(true);
+            let answer = |how| files.fuse.iter().for_each(|fuse| fuse.set(how));
+            answer(Answers::AtOnce);
             server.settle(0);
-            answer(false);
+            answer(Answers::Never);
         }
     }
 }

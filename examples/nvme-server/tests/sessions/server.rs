@@ -24,7 +24,7 @@ pub(crate) const REGION_WRITE: u16 = 10;
 /// A request that is not answered.
 pub(crate) const POSTED: u32 = 0x10;
 /// Longer than anything takes that ends.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 pub(crate) const RAM: u64 = 0x4000_0000;
 pub(crate) const RAM_LEN: u64 = 0x10_0000;
@@ -170,7 +170,7 @@ pub(crate) fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
 
 /// Writes a register, without an answer.
 pub(crate) fn register(socket: &UnixStream, offset: u64, value: u64) {
-    let len = if offset < 0x28 || offset >= 0x1000 { 4 } else { 8 };
+    let len = if (0x28..0x1000).contains(&offset) { 8 } else { 4 };
     let bytes = value.to_le_bytes();
     send(socket, REGION_WRITE, POSTED, &write_body(0, offset, &bytes[..len]), &[]);
 }

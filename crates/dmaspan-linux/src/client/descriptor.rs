@@ -2,9 +2,9 @@
 //!
 //! The client decides how long a system call on its file takes: it serves the file system (FUSE),
 //! it reads the pipe, it changes the flags of the open file at any moment, since both ends share
-//! them. That goes for fstat(2) and mmap(2), and for close(2), which flushes the file or waits until
-//! a socket has sent all. What is asked here of a descriptor of unknown kind is answered by this
-//! kernel alone.
+//! them. That goes for fstat(2) and mmap(2), and for close(2), which flushes the file or waits
+//! until a socket has sent all. Here a descriptor of unknown kind is asked no more than this kernel
+//! answers alone.
 
 use std::fmt;
 use std::fs;
@@ -34,7 +34,7 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// A server ends the session of a client for which [`unclosed`](Self::unclosed) stays above 0: that
 /// is what it costs such a client.
 #[derive(Clone, Default)]
-pub struct ClientFds(Arc<Mutex<Closing>>);
+pub struct ClientDescriptors(Arc<Mutex<Closing>>);
 
 #[derive(Default)]
 struct Closing {
@@ -43,7 +43,7 @@ struct Closing {
     has_thread: bool,
 }
 
-impl ClientFds {
+impl ClientDescriptors {
     /// How many descriptors are not closed yet.
     pub fn unclosed(&self) -> usize {
         self.0.lock().unclosed
@@ -91,9 +91,11 @@ impl Drop for Closing {
     }
 }
 
-impl fmt::Debug for ClientFds {
+impl fmt::Debug for ClientDescriptors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientFds").field("unclosed", &self.unclosed()).finish_non_exhaustive()
+        f.debug_struct("ClientDescriptors")
+            .field("unclosed", &self.unclosed())
+            .finish_non_exhaustive()
     }
 }
 
@@ -104,29 +106,29 @@ impl fmt::Debug for ClientFds {
 /// client's socket too, in which descriptors may lie that nobody has received.
 ///
 /// ```
-/// use dmaspan_linux::client::{ClientFd, ClientFds};
+/// use dmaspan_linux::client::{ClientDescriptor, ClientDescriptors};
 /// use dmaspan_linux::{Memory, MemoryKind};
 ///
-/// let (of_client, ram) = (ClientFds::default(), Memory::new(MemoryKind::Memfd, 1 << 20)?);
+/// let (of_client, ram) = (ClientDescriptors::default(), Memory::new(MemoryKind::Memfd, 1 << 20)?);
 /// let (fd, offset) = ram.file().ok_or("a memfd has a file")?;
-/// let sent = ClientFd::new(fd.try_clone_to_owned()?, &of_client);
+/// let sent = ClientDescriptor::new(fd.try_clone_to_owned()?, &of_client);
 /// let file = sent.into_memory().ok_or("no memory")?;
 /// assert_eq!(Memory::from_file(file, offset, 1 << 20)?.len(), 1 << 20);
 ///
-/// let device = ClientFd::new(std::fs::File::open("/dev/null")?, &of_client);
+/// let device = ClientDescriptor::new(std::fs::File::open("/dev/null")?, &of_client);
 /// assert!(device.into_event().is_err());
 /// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct ClientFd {
+pub struct ClientDescriptor {
     /// There until it is dropped or taken.
     fd: Option<OwnedFd>,
-    of: Option<ClientFds>,
+    of: Option<ClientDescriptors>,
 }
 
-impl ClientFd {
+impl ClientDescriptor {
     /// A descriptor of a client whose descriptors are counted by `of`.
-    pub fn new(fd: impl Into<OwnedFd>, of: &ClientFds) -> Self {
+    pub fn new(fd: impl Into<OwnedFd>, of: &ClientDescriptors) -> Self {
         Self { fd: Some(fd.into()), of: Some(of.clone()) }
     }
 
@@ -148,13 +150,13 @@ impl ClientFd {
     }
 }
 
-impl From<OwnedFd> for ClientFd {
+impl From<OwnedFd> for ClientDescriptor {
     fn from(fd: OwnedFd) -> Self {
         Self { fd: Some(fd), of: None }
     }
 }
 
-impl Drop for ClientFd {
+impl Drop for ClientDescriptor {
     fn drop(&mut self) {
         // The last descriptor of memory or of an eventfd ends what is this kernel's own.
         if let Some(fd) = self.fd.take_if(|fd| !sys::is_memory(fd.as_fd()) && !is_event(fd.as_fd()))
@@ -207,8 +209,8 @@ pub struct ClientEvent(OwnedFd);
 impl ClientEvent {
     /// Adds 1 to the counter; one that is full stays as it is.
     ///
-    /// A write(2) would wait while the counter is full, unless the open file has `O_NONBLOCK`, which
-    /// the client clears as it likes, and eventfds do not take `RWF_NOWAIT`. So the kernel adds: it
+    /// A write(2) would wait while the counter is full, unless the open file has `O_NONBLOCK`. The
+    /// client clears that as it likes, and eventfds do not take `RWF_NOWAIT`. So the kernel adds: it
     /// signals the end of an asynchronous read of nothing (`IOCB_FLAG_RESFD` of io_submit(2)), as
     /// its drivers signal interrupts.
     ///

@@ -67,6 +67,13 @@ impl BounceMemory {
         Ok(Self { memory, spans, grown: Mutex::default() })
     }
 
+    /// Of memory that a test has made.
+    #[cfg(test)]
+    pub(crate) fn over(memory: Memory) -> Self {
+        let spans = [span(&memory, memory.len()).unwrap()];
+        Self { memory, spans, grown: Mutex::default() }
+    }
+
     /// Returns what kind of memory it began with.
     pub fn kind(&self) -> MemoryKind {
         self.memory.kind()

@@ -564,9 +564,9 @@ mod cpu {
     ))
 ))]
 mod cpu {
+    use core::sync::atomic::{AtomicU8, Ordering};
     #[cfg(not(miri))]
     use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
-    use core::sync::atomic::{AtomicU8, Ordering};
 
     use super::{Scalar, sealed};
 

@@ -7,6 +7,7 @@ pub mod documents;
 pub mod errors;
 pub mod imports;
 pub mod manifests;
+pub mod movers;
 pub mod names;
 pub mod size;
 pub mod unsafety;
@@ -41,6 +42,7 @@ pub const RULES: [Rule; 20] = [
     documents::hidden_lines,
     manifests::lints,
     manifests::product,
+    movers::on_two_threads,
     names::duplicates,
     names::words,
     written::replaced,

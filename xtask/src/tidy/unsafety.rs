@@ -55,6 +55,7 @@ const PARTS: [Part; 14] = [
         ],
         // Tables are made out of memory there, and memory that devices write is read and written.
         places: &[
+            "bytes.rs",
             "io_pgtable/arena.rs",
             "io_pgtable/arena/",
             "io_pgtable/frames.rs",
@@ -64,7 +65,7 @@ const PARTS: [Part; 14] = [
         ],
         otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself, \
                     besides making tables out of memory in `io_pgtable/arena.rs` and \
-                    `io_pgtable/frames.rs`, and accesses to memory that devices write in \
+                    `io_pgtable/frames.rs`, and accesses to memory that devices write in `bytes.rs`, \
                     `dma/coherent/frames.rs` and `dma/bounce/frames.rs`; take what is needed \
                     through such a trait",
     },

@@ -28,6 +28,7 @@ pub mod pages;
 pub mod parts;
 pub mod peers;
 pub mod picture;
+mod planted;
 pub mod problem;
 pub mod published;
 pub mod report;

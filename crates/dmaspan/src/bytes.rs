@@ -66,7 +66,8 @@ pub unsafe fn load<S: Scalar>(at: *const S) -> S {
 ///
 /// # Safety
 ///
-/// The number at `at` is aligned and writable, and nobody has a reference to it but to atomic bytes.
+/// The number at `at` is aligned and writable, and nobody has a reference to it but to atomic
+/// bytes.
 #[inline(always)]
 pub unsafe fn store<S: Scalar>(at: *mut S, value: S) {
     // SAFETY: the caller's promise.
@@ -400,8 +401,8 @@ mod cpu {
         if len < BLOCK {
             return 0;
         }
-        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register, flag
-        // or stack. 2. As of `copy`.
+        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register,
+        // flag or stack. 2. As of `copy`.
         unsafe {
             asm!(
                 "stp xzr, xzr, [{to}]", "stp xzr, xzr, [{to}, #16]",
@@ -476,8 +477,8 @@ mod cpu {
         if len < BLOCK || !may_be_word(to.addr()) {
             return 0;
         }
-        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register, flag
-        // or stack. 2. As of `copy`.
+        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register,
+        // flag or stack. 2. As of `copy`.
         unsafe {
             asm!(
                 "sd zero, 0({to})", "sd zero, 8({to})", "sd zero, 16({to})", "sd zero, 24({to})",

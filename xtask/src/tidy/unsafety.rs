@@ -65,9 +65,9 @@ const PARTS: [Part; 14] = [
         ],
         otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself, \
                     besides making tables out of memory in `io_pgtable/arena.rs` and \
-                    `io_pgtable/frames.rs`, and accesses to memory that devices write in `bytes.rs`, \
-                    `dma/coherent/frames.rs` and `dma/bounce/frames.rs`; take what is needed \
-                    through such a trait",
+                    `io_pgtable/frames.rs`, and accesses to memory that devices write in \
+                    `bytes.rs`, `dma/coherent/frames.rs` and `dma/bounce/frames.rs`; take what is \
+                    needed through such a trait",
     },
     Part {
         at: "crates/dmaspan-linux/src/",

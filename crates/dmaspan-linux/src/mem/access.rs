@@ -89,10 +89,10 @@ impl Memory {
     /// is dropped: keep a reference, or what keeps one.
     ///
     /// Use it as a device uses the memory, which may read and write it at any time: by
-    /// [`dmaspan::bytes`] or as atomic bytes, as the methods of this type and pools do; or by copies
-    /// of what neither a device, nor another thread, nor they use at that moment, of which alone
-    /// a `&[u8]` or `&mut [u8]` is sound. Its provenance is exposed, so that an address that came
-    /// back from a device's descriptor leads to the same bytes.
+    /// [`dmaspan::bytes`] or as atomic bytes, as the methods of this type and pools do; or by
+    /// copies of what neither a device, nor another thread, nor they use at that moment, of which
+    /// alone a `&[u8]` or `&mut [u8]` is sound. Its provenance is exposed, so that an address that
+    /// came back from a device's descriptor leads to the same bytes.
     ///
     /// ```
     /// use dmaspan_linux::{Memory, MemoryKind};
@@ -152,8 +152,8 @@ impl Memory {
         (usize::try_from(offset).unwrap_or(usize::MAX), outside)
     }
 
-    /// All of it as words, in the CPU's byte order: what drivers keep their queues in. They are read
-    /// and written beside all else that accesses the memory.
+    /// All of it as words, in the CPU's byte order: what drivers keep their queues in. They are
+    /// read and written beside all else that accesses the memory.
     #[inline]
     pub fn words(&self) -> &[SharedWord] {
         self.mapping().words()

@@ -1,9 +1,10 @@
 //! Memory of this process, of one page size.
 //!
 //! [`Memory`] is what devices read and write, so Rust code never gets a `&[u8]` of it: bytes are
-//! copied in and out. Inside, memory is bytes that are accessed atomically (relaxed), each by itself
-//! ([`dmaspan::bytes`]), so a device or another thread that writes meanwhile is no data race: a load
-//! yields a byte that the memory has had. Order between accesses is the caller's business.
+//! copied in and out. Inside, memory is bytes that are accessed atomically (relaxed), each by
+//! itself ([`dmaspan::bytes`]), so a device or another thread that writes meanwhile is no data
+//! race: a load yields a byte that the memory has had. Order between accesses is the caller's
+//! business.
 //!
 //! [`ExclusiveMemory`] is memory that its owner alone accesses, besides the kernel at the owner's
 //! request. Of that Rust code may have slices; see [`fixed`](crate::fixed).

@@ -264,8 +264,8 @@ impl Mapping {
     /// # Safety
     ///
     /// Until `keep` is dropped, `len` bytes from `start` are readable and writable, and other code
-    /// of this process accesses them by [`dmaspan::bytes`], as atomic bytes, or not at the same time
-    /// as this one and pools. `start` may be used for all of them.
+    /// of this process accesses them by [`dmaspan::bytes`], as atomic bytes, or not at the same
+    /// time as this one and pools. `start` may be used for all of them.
     pub(crate) unsafe fn foreign(
         start: NonNull<u8>,
         len: usize,
@@ -299,8 +299,8 @@ impl Mapping {
         //    as `self` is borrowed, and writable where anybody stores to them (the invariant).
         //    Relaxed loads of bytes may be of memory that cannot be written (std::sync::atomic).
         // 2. Every bit pattern is a word, and what is mapped is initialised: zeroes at first.
-        // 3. The kernel, devices and other processes may change the words meanwhile: they are atomic
-        //    bytes, and so is whatever else of this process accesses them.
+        // 3. The kernel, devices and other processes may change the words meanwhile: they are
+        //    atomic bytes, and so is whatever else of this process accesses them.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 

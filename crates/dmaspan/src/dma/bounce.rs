@@ -96,8 +96,8 @@ pub enum Bounce {
 /// 2. [`span`](Self::span) names that memory, always the same for a slot: as long as its original,
 ///    with the low bits, below the last address and within the boundary that were asked for. Slots
 ///    that are taken together come in the order of their originals.
-/// 3. [`copy`](Self::copy) touches no memory but the slot's and the original's. Several threads call
-///    it at once, also for the same bytes, or for some that overlap: each byte is accessed
+/// 3. [`copy`](Self::copy) touches no memory but the slot's and the original's. Several threads
+///    call it at once, also for the same bytes, or for some that overlap: each byte is accessed
 ///    atomically and by itself, as by [`bytes::copy`](crate::bytes::copy).
 /// 4. Memory that the pool [owns](Self::owns) is such as a device may see that sees nothing else.
 #[expect(

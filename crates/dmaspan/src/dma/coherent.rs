@@ -110,7 +110,8 @@ macro_rules! accesses {
         }
 
         /// Copies bytes from `offset` on out of it, by accesses of any length, also while others
-        /// write them: another device that has the memory mapped, or the slots that stand in for it.
+        /// write them: another device that has the memory mapped, or the slots that stand in for
+        /// it.
         ///
         /// # Errors
         ///

@@ -168,8 +168,8 @@ pub struct HostRefused;
 /// 2. [`copy`](Self::copy), [`zero`](Self::zero), [`read`](Self::read) and [`write`](Self::write)
 ///    touch no memory but what they were told to. Several threads call them at once, also for the
 ///    same bytes of a slot or an original, or for some that overlap: each byte is accessed
-///    atomically and by itself, as by the functions of [`bytes`](crate::bytes), so that no two calls
-///    race.
+///    atomically and by itself, as by the functions of [`bytes`](crate::bytes), so that no two
+///    calls race.
 /// 3. Addresses of the kind that [`Address`](Self::Address) names mean to it what they mean to all
 ///    that promise originals or give slots in the program: [`PhysAddr`]s, where memory is;
 ///    [`HostAddr`](crate::HostAddr)s, what the program's pointers are. Or it checks each address
@@ -247,8 +247,8 @@ pub unsafe trait PoolMemory: Send + Sync {
         true
     }
 
-    /// Copies as told. A device and other threads may write what is read, and read and write what is
-    /// written, at the same time.
+    /// Copies as told. A device and other threads may write what is read, and read and write what
+    /// is written, at the same time.
     ///
     /// # Context
     ///

@@ -305,11 +305,11 @@ fn a_devices_mappings_of_one_buffer_are_synced_on_two_threads() {
 fn pieces_are_linked_by_slots_on_two_threads() {
     let (pool, span) = (slots(), frames());
     let tables = Arena::new(PhysAddr::new(1 << 30), 256 << 10);
-    let table = PageTable::new(X86_64::new(X86_64Config::new(39, 52)).unwrap(), tables).unwrap();
+    let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52)).unwrap(), tables).unwrap();
     let iommu = SoftIommu::over(&table);
     let domain = Domain::new(table, iommu).unwrap();
     let domain = DmaDomain::new(domain, DmaConfig::new(1), OneCpu).unwrap();
-    let config = DeviceConfig { trust: Trust::Untrusted, ..DeviceConfig::bits(39) };
+    let config = DeviceConfig { trust: Trust::Untrusted, ..DeviceConfig::bits(48) };
     let device: Device<DmaDomain<_, _, _, _, RawMemory>, _> =
         Device::new(Arc::new(domain), Arc::clone(&pool), config).unwrap();
     at_once(&[mover("Device::link", |at, len| {

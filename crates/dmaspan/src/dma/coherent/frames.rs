@@ -45,9 +45,9 @@ impl CoherentFrames {
     /// 2. The memory is the owner's alone until that is dropped, for ever where it never is: it is
     ///    neither freed nor given another use, whatever becomes of the
     ///    [`CoherentMemory`](super::memory::CoherentMemory).
-    /// 3. A device may read and write it at any time, and threads of the program several at once: no
-    ///    code holds a Rust reference to it but to atomic bytes, and other code of the program that
-    ///    accesses it meanwhile does so by [`bytes`] or by such.
+    /// 3. A device may read and write it at any time, and threads of the program several at once:
+    ///    no code holds a Rust reference to it but to atomic bytes, and other code of the program
+    ///    that accesses it meanwhile does so by [`bytes`] or by such.
     pub unsafe fn new(start: NonNull<u8>, span: Span, owner: Arc<dyn Send + Sync>) -> Self {
         let bytes = SharedBytes { start, len: span.len(), owner };
         Self { bytes, pieces: Pieces::One(Piece::memory(span)) }
@@ -205,8 +205,8 @@ pub(super) struct SharedBytes {
 // SAFETY: whoever made it promised that any thread may use the memory, and the owner is `Send`.
 unsafe impl Send for SharedBytes {}
 // SAFETY: whatever writes the memory, others of the program may be reading and writing it: a bounce
-// pool, for a device that has this mapped, too. All accesses are those of `bytes`, which any threads
-// make at once.
+// pool, for a device that has this mapped, too. All accesses are those of `bytes`, which any
+// threads make at once.
 unsafe impl Sync for SharedBytes {}
 
 impl SharedBytes {
@@ -269,8 +269,8 @@ impl SharedBytes {
     #[inline]
     pub(super) fn read<S: Scalar>(&self, offset: u64) -> Result<S, Error> {
         let at = self.number(offset)?;
-        // SAFETY: it is aligned and within the memory, which the owner keeps and to which nobody has
-        // a reference.
+        // SAFETY: it is aligned and within the memory, which the owner keeps and to which nobody
+        // has a reference.
         Ok(unsafe { bytes::load(at.as_ptr()) })
     }
 

@@ -76,14 +76,16 @@ const REACH: u64 = 8 + 17;
 /// What is used of memory: what is beside the ranges stays as it is.
 const BYTES: u64 = 64;
 
-/// Every alignment with every length.
+/// Every alignment with every length. Under Miri, which takes a minute for each test of so many,
+/// an eighth of them: every alignment, and every byte by each method.
 fn places() -> impl Iterator<Item = (u64, u64)> {
-    (0..=8).flat_map(|at| (1..=17).map(move |len| (at, len)))
+    let all = (0..=8).flat_map(|at| (1..=17).map(move |len| (at, len)));
+    all.filter(|(at, len)| !cfg!(miri) || (3 * at + len).is_multiple_of(8))
 }
 
 /// Whether what takes Miri long is done at an alignment: it copies as what is done at all.
 fn is_tried(at: u64) -> bool {
-    !cfg!(miri) || at == 3
+    !cfg!(miri) || at == 5
 }
 
 /// Methods by their names, and what calls them at a place.
@@ -243,12 +245,12 @@ fn a_devices_mappings_of_one_buffer_are_synced_on_two_threads() {
             device.sync_raw_for_device(addr, at, len, BOTH).unwrap();
         }),
         mover("Device::sync_list_for_cpu", |at, len| {
-            if at == 8 && len == 17 {
+            if at == 8 && len == 8 {
                 device.sync_list_for_cpu(&listed).unwrap();
             }
         }),
         mover("Device::sync_list_for_device", |at, len| {
-            if at == 8 && len == 17 {
+            if at == 8 && len == 8 {
                 device.sync_list_for_device(&listed).unwrap();
             }
         }),
@@ -313,7 +315,7 @@ fn pieces_are_linked_by_slots_on_two_threads() {
     let device: Device<DmaDomain<_, _, _, _, RawMemory>, _> =
         Device::new(Arc::new(domain), Arc::clone(&pool), config).unwrap();
     at_once(&[mover("Device::link", |at, len| {
-        if is_tried(at) && (!cfg!(miri) || len % 8 == 1) {
+        if is_tried(at) {
             let offset = (span.paddr().get() + at) % 4096;
             let request = ReserveRequest { len, offset, pieces: 1, direction: BOTH };
             let mut reservation = device.reserve(request).unwrap();

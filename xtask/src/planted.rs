@@ -10,8 +10,8 @@ use std::process::Command;
 
 use crate::debian::cannot_write;
 
-/// A call that moves bytes: its file, itself, the address that it begins at, and the test that makes
-/// it beside others.
+/// A call that moves bytes: its file, itself, the address that it begins at, and the test that
+/// makes it beside others.
 struct Place {
     file: &'static str,
     call: &'static str,

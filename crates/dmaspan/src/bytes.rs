@@ -574,7 +574,7 @@ mod cpu {
     /// As Miri sees them: bytes.
     #[cfg(miri)]
     macro_rules! bytes {
-        ($($number:ident, $atomic:ident;)*) => {
+        ($($number:ident)*) => {
             numbers! {$(
                 $number: |at| {
                     let mut bytes = [0; size_of::<Self>()];
@@ -596,8 +596,7 @@ mod cpu {
     }
 
     /// As a device is to see them: by one access.
-    #[cfg(not(miri))]
-    macro_rules! bytes {
+    macro_rules! atomics {
         ($($number:ident, $atomic:ident;)*) => {
             numbers! {$(
                 // SAFETY: the caller promises the number.
@@ -610,7 +609,11 @@ mod cpu {
         };
     }
 
-    bytes! { u8, AtomicU8; u16, AtomicU16; u32, AtomicU32; u64, AtomicU64; }
+    atomics! { u8, AtomicU8; }
+    #[cfg(miri)]
+    bytes! { u16 u32 u64 }
+    #[cfg(not(miri))]
+    atomics! { u16, AtomicU16; u32, AtomicU32; u64, AtomicU64; }
 
     #[inline(always)]
     pub(super) fn may_be_word(_addr: usize) -> bool {

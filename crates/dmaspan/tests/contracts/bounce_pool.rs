@@ -107,36 +107,38 @@ unsafe impl BouncePool for Slots {
 
 #[test]
 fn a_hostile_bounce_pool_shows_devices_nothing_but_slots_that_are_held() {
-    let (always, ends) = (Bounce::Always, Trust::Untrusted);
-    for (bounce, trust, seen) in
-        [(always, Trust::Trusted, Ends::Bounced), (Bounce::AsNeeded, ends, Ends::Others)]
-    {
-        for all in [All::AsAsked, All::Fewer, All::More] {
-            at_every_call(|script| {
-                let (books, (table, tlb)) = (Arc::new(Books::default()), table());
-                let looks = (Arc::clone(&books), tlb.clone());
-                script.on_look(move || looks.0.look(&looks.1));
-                let domain = Domain::new(table, tlb.clone()).unwrap();
-                let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(1) };
-                type Dma = DmaDomain<Format, Arena, Tlb, OneThread, Owned>;
-                let domain = Arc::new(Dma::new(domain, config, OneThread).unwrap());
-                let slots = Slots(Arc::clone(&books), Arc::clone(script), all);
-                let config = DeviceConfig { bounce, trust, ..DeviceConfig::bits(BITS) };
-                let device = script.run(|| Device::new(domain, slots, config));
-                let Some(Ok(device)) = device else { return };
-                let device = Arc::new(device);
-                let (weak, owner) = (Arc::downgrade(&device), Arc::clone(&books));
-                script.on_reenter(move || {
-                    let Some(device) = weak.upgrade() else { return };
-                    once(&device, Owned::new(&owner, &[(0x10, PAGE)], seen, None));
-                });
-                let look = || books.look(&tlb);
-                let memory = |pieces: &[_]| Owned::new(&books, pieces, seen, None);
-                play(&device, script, &memory, &look);
-                assert!(!script.is_quiet() || books.reached() > 0);
-                let is_all = all != All::AsAsked || books.granted() == 0;
-                assert!(!script.is_quiet() || is_all, "all was given back");
+    let (always, seen) = (Bounce::Always, Ends::Bounced);
+    for (bounce, trust, seen, all) in [
+        (always, Trust::Trusted, seen, All::AsAsked),
+        (always, Trust::Trusted, seen, All::Fewer),
+        (always, Trust::Trusted, seen, All::More),
+        // Their ends are bounced one by one.
+        (Bounce::AsNeeded, Trust::Untrusted, Ends::Others, All::AsAsked),
+    ] {
+        at_every_call(|script| {
+            let (books, (table, tlb)) = (Arc::new(Books::default()), table());
+            let looks = (Arc::clone(&books), tlb.clone());
+            script.on_look(move || looks.0.look(&looks.1));
+            let domain = Domain::new(table, tlb.clone()).unwrap();
+            let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(1) };
+            type Dma = DmaDomain<Format, Arena, Tlb, OneThread, Owned>;
+            let domain = Arc::new(Dma::new(domain, config, OneThread).unwrap());
+            let slots = Slots(Arc::clone(&books), Arc::clone(script), all);
+            let config = DeviceConfig { bounce, trust, ..DeviceConfig::bits(BITS) };
+            let device = script.run(|| Device::new(domain, slots, config));
+            let Some(Ok(device)) = device else { return };
+            let device = Arc::new(device);
+            let (weak, owner) = (Arc::downgrade(&device), Arc::clone(&books));
+            script.on_reenter(move || {
+                let Some(device) = weak.upgrade() else { return };
+                once(&device, Owned::new(&owner, &[(0x10, PAGE)], seen, None));
             });
-        }
+            let look = || books.look(&tlb);
+            let memory = |pieces: &[_]| Owned::new(&books, pieces, seen, None);
+            play(&device, script, &memory, &look);
+            assert!(!script.is_quiet() || books.reached() > 0);
+            let is_all = all != All::AsAsked || books.granted() == 0;
+            assert!(!script.is_quiet() || is_all, "all was given back");
+        });
     }
 }

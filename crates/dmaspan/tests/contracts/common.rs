@@ -2,9 +2,9 @@
 //! reach.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use dmaspan::dma::{BouncePool, Device, DmaMemory, Piece, ReserveRequest, Segment, Translation};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable, TableMemory};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 pub(crate) const PAGE: u64 = 4096;
 /// At how many calls an incident happens.
-const MOST: u64 = 200;
+const MOST: u64 = 100;
 /// All addresses that devices of these tests have.
 pub(crate) const BITS: u32 = 17;
 
@@ -94,6 +94,11 @@ impl Script {
         }
     }
 
+    /// A [`turn`](Self::turn) behind what cannot fail any more.
+    pub(crate) fn step_after(&self) {
+        let _ = self.turn();
+    }
+
     /// As [`turn`](Self::turn), where nothing can have changed since the last look.
     pub(crate) fn step(&self) -> bool {
         if self.is_in_hook.load(Ordering::Relaxed) {
@@ -128,6 +133,16 @@ impl Script {
 /// Plays a scenario without an incident, and then with each incident at each call of it. The
 /// scenario says whether all has ended that was begun.
 pub(crate) fn at_every_call(scenario: impl Fn(&Arc<Script>)) {
+    static QUIET: Once = Once::new();
+    // What is planted is no news.
+    QUIET.call_once(|| {
+        let tell = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if panic.payload().downcast_ref::<&str>() != Some(&"planted") {
+                tell(panic);
+            }
+        }));
+    });
     let quiet = Arc::new(Script::default());
     scenario(&quiet);
     let calls = quiet.calls.load(Ordering::Relaxed);
@@ -190,6 +205,12 @@ impl Books {
         span(first * PAGE + offset, len)
     }
 
+    /// A device came there for a write.
+    pub(crate) fn count(&self, paddr: PhysAddr) {
+        assert!(self.permits(paddr, Access::Write), "a device reaches {paddr}");
+        self.reached.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Relaxed)
     }
@@ -228,16 +249,24 @@ pub(crate) fn span(paddr: u64, len: u64) -> Span {
     Span::new(PhysAddr::new(paddr), len).unwrap()
 }
 
-/// A table of memory that is to be tried, and hardware that walks it and forgets nothing by itself.
+pub(crate) fn format() -> Format {
+    Format::new(ArmLpaeS1Config::new(48, 48)).unwrap()
+}
+
+/// Hardware that walks a table from its root, and forgets nothing by itself.
+pub(crate) fn hardware<T: TableWords>(root: PhysAddr, tables: T) -> Iotlb<ArmLpaeS1Walker, T> {
+    let registers = format().registers(root);
+    Iotlb::new(ArmLpaeS1Walker::new(registers.into()).unwrap(), tables)
+}
+
+/// A table of memory that is to be tried, with its hardware.
 pub(crate) fn table_in<M: TableMemory<u64>>(
     memory: M,
     tables: &Arena,
 ) -> Option<(PageTable<Format, M>, Tlb)> {
-    let format = Format::new(ArmLpaeS1Config::new(48, 48)).unwrap();
-    let table = PageTable::new(format, memory).ok()?;
-    let registers = table.format().registers(table.root());
-    let walker = ArmLpaeS1Walker::new(registers.into()).unwrap();
-    Some((table, Iotlb::new(walker, tables.clone())))
+    let table = PageTable::new(format(), memory).ok()?;
+    let root = table.root();
+    Some((table, hardware(root, tables.clone())))
 }
 
 pub(crate) fn table() -> (PageTable<Format, Arena>, Tlb) {

@@ -6,8 +6,12 @@
 mod bounce_pool;
 mod common;
 mod dma_memory;
+mod format;
+mod frame_alloc;
+mod host_memory;
 mod iommu_ops;
 mod pinner;
 mod pool_memory;
+mod port;
 mod table_memory;
 mod user_tables;

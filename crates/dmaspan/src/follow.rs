@@ -79,8 +79,8 @@ pub enum FaultIn {
 /// 2. Where [`pin`](Self::pin) answers `true`, the tables still had the leaf that it was given, at
 ///    one moment of the call: the addresses led to the frames, which were memory, and the user had
 ///    all of the access that it was given. From that moment on until the frames are passed to
-///    [`unpin`](Self::unpin) they stay the user's at these addresses: neither moved, freed nor given
-///    another use. A device may read them and, where the access has [`Prot::WRITE`], write them at
+///    [`unpin`](Self::unpin) they stay the user's at these addresses: neither moved, freed nor
+///    given another use. A device may read them and, where the access has [`Prot::WRITE`], write them at
 ///    any time; no code holds a Rust reference to them that a device's write would make untrue.
 /// 3. A frame that is copied when somebody writes it, as fork(2) leaves it, is pinned for no access
 ///    at all: a device would write what others read, or read what the user no more writes.
@@ -111,13 +111,13 @@ pub unsafe trait UserTables: Send + Sync {
     /// leaf under a range, and again after each fault.
     fn leaf(&self, space: &Self::Space, at: UserAddr) -> Option<UserLeaf<Self::Address>>;
 
-    /// Pins `frames`, to which `leaf` leads from `at` on, for a device that is to have `access`: all
-    /// of them or none. The leaf is as a look-up said before, of memory that permits the access.
+    /// Pins `frames`, to which `leaf` leads from `at` on, for a device that is to have `access`:
+    /// all of them or none. The leaf is as a look-up said before, of memory that permits the access.
     /// `false` where the tables no more have this leaf, and where the frames are copied when they
     /// are written: the address is [faulted in](Self::fault_in) and looked up again then.
     ///
-    /// A kernel takes the lock of the tables, compares the whole entry, and raises the counts of the
-    /// frames; or it raises them first, and takes them back where the entry has changed in any
+    /// A kernel takes the lock of the tables, compares the whole entry, and raises the counts of
+    /// the frames; or it raises them first, and takes them back where the entry has changed in any
     /// bit or `gup_must_unshare` says that others share the page (`gup_fast_pte_range` of Linux,
     /// mm/gup.c). Memory that neither moves nor is copied needs nothing.
     fn pin(

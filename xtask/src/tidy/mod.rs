@@ -3,6 +3,7 @@
 //! Each rule is a function of the [`Tree`], and a test of this crate applied to the workspace;
 //! beside it stand tests that it finds what it is for.
 
+pub mod contracts;
 pub mod documents;
 pub mod errors;
 pub mod imports;
@@ -24,7 +25,8 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 20] = [
+pub const RULES: [Rule; 22] = [
+    contracts::tested,
     imports::systems,
     size::lines_of_code,
     size::line_width,

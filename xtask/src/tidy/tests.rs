@@ -14,6 +14,11 @@ fn systems_import_only_what_the_design_allows() {
 }
 
 #[test]
+fn every_unsafe_trait_has_a_hostile_implementer() {
+    holds(contracts::tested);
+}
+
+#[test]
 fn no_file_has_too_many_lines_of_code() {
     holds(size::lines_of_code);
 }

@@ -4,6 +4,7 @@
 #[path = "../shared/capture.rs"]
 mod capture;
 mod commands;
+mod contracts;
 mod events;
 mod failing;
 mod hardware;

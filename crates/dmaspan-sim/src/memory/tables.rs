@@ -52,8 +52,8 @@ fn leaf_of(mm: &Mm, at: UserAddr) -> Option<UserLeaf> {
 // SAFETY:
 // 1. Frames are pinned under the lock of the tables, while these have the whole leaf that was found
 //    before, its access included, and are nobody else's until they are unpinned: no Rust reference
-//    to their bytes exists outside the memory's lock. Frames given another use while they are pinned
-//    are a violation that tests ask for.
+//    to their bytes exists outside the memory's lock. Frames given another use while they are
+//    pinned are a violation that tests ask for.
 // 2. A space calls its listeners, which revoke, when look-ups find device memory no more, and it
 //    goes when they have returned.
 #[expect(unsafe_code, reason = "the trait is a promise about memory, kept as said above")]

@@ -1,4 +1,5 @@
-//! `BouncePool`: slots that are not there, limits that change, and fewer or more slots than asked for.
+//! `BouncePool`: slots that are not there, limits that change, and fewer or more slots than were
+//! asked for.
 
 use std::sync::Arc;
 
@@ -43,8 +44,8 @@ impl Slots {
     }
 }
 
-// SAFETY: 1., 2. Each slot has frames of its own, and is where its original is in them. 3. Nothing is
-// copied: the memory is numbers. 4. The pool says of no memory that it is its own.
+// SAFETY: 1., 2. Each slot has frames of its own, and is where its original is in them. 3. Nothing
+// is copied: the memory is numbers. 4. The pool says of no memory that it is its own.
 unsafe impl BouncePool for Slots {
     type Slot = Slot;
 

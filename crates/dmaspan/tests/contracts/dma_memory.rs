@@ -1,6 +1,7 @@
-//! `DmaMemory` and `FromRegistered`: memory that panics when it is asked where it is or dropped, and
-//! calls back.
+//! `DmaMemory` and `FromRegistered`: memory that panics when it is asked where it is or dropped,
+//! and calls back.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use dmaspan::dma::{
@@ -38,7 +39,7 @@ unsafe impl DmaMemory for Memory {
 
 std::thread_local! {
     /// The script of the buffers that this thread maps.
-    static SCRIPT: std::cell::RefCell<Option<Arc<Script>>> = const { std::cell::RefCell::new(None) };
+    static SCRIPT: RefCell<Option<Arc<Script>>> = const { RefCell::new(None) };
 }
 
 // SAFETY: it owns the buffer.

@@ -49,8 +49,8 @@ impl Frames {
     }
 }
 
-// SAFETY: 1. The heap gives each frame once, zeroed. 2. Physical addresses are those of the process.
-// 3. All other memory is a page, of which nobody has a reference.
+// SAFETY: 1. The heap gives each frame once, zeroed. 2. Physical addresses are those of the
+// process. 3. All other memory is a page, of which nobody has a reference.
 unsafe impl FrameAlloc for Frames {
     type Lock = Flag;
 

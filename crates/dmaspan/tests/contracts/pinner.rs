@@ -1,5 +1,5 @@
-//! `Pinner`: pins that end in the middle, kinds that alternate, numbers that nobody may rely on, and
-//! device memory that goes.
+//! `Pinner`: pins that end in the middle, kinds that alternate, numbers that nobody may rely on,
+//! and device memory that goes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

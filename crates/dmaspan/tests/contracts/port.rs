@@ -1,5 +1,5 @@
-//! `Port` and `DriverOps`: hooks of streams and of domains that fail and panic, and domains that are
-//! another one at each call.
+//! `Port` and `DriverOps`: hooks of streams and of domains that fail and panic, and domains that
+//! are another one at each call.
 
 use std::sync::Arc;
 

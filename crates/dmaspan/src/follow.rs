@@ -80,8 +80,9 @@ pub enum FaultIn {
 ///    one moment of the call: the addresses led to the frames, which were memory, and the user had
 ///    all of the access that it was given. From that moment on until the frames are passed to
 ///    [`unpin`](Self::unpin) they stay the user's at these addresses: neither moved, freed nor
-///    given another use. A device may read them and, where the access has [`Prot::WRITE`], write them at
-///    any time; no code holds a Rust reference to them that a device's write would make untrue.
+///    given another use. A device may read them and, where the access has [`Prot::WRITE`], write
+///    them at any time; no code holds a Rust reference to them that a device's write would make
+///    untrue.
 /// 3. A frame that is copied when somebody writes it, as fork(2) leaves it, is pinned for no access
 ///    at all: a device would write what others read, or read what the user no more writes.
 /// 4. Device memory ([`Kind::Mmio`]) is not pinned. Its owner takes it from the user in this
@@ -112,9 +113,9 @@ pub unsafe trait UserTables: Send + Sync {
     fn leaf(&self, space: &Self::Space, at: UserAddr) -> Option<UserLeaf<Self::Address>>;
 
     /// Pins `frames`, to which `leaf` leads from `at` on, for a device that is to have `access`:
-    /// all of them or none. The leaf is as a look-up said before, of memory that permits the access.
-    /// `false` where the tables no more have this leaf, and where the frames are copied when they
-    /// are written: the address is [faulted in](Self::fault_in) and looked up again then.
+    /// all of them or none. The leaf is as a look-up said before, of memory that permits the
+    /// access. `false` where the tables no more have this leaf, and where the frames are copied
+    /// when they are written: the address is [faulted in](Self::fault_in) and looked up again then.
     ///
     /// A kernel takes the lock of the tables, compares the whole entry, and raises the counts of
     /// the frames; or it raises them first, and takes them back where the entry has changed in any

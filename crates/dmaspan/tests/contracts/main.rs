@@ -1,6 +1,6 @@
 //! Each unsafe trait, implemented by code that keeps what the trait asks it to promise and is
-//! hostile in all else: at each of its calls it fails, panics, or calls back, numbers that it is free to
-//! choose differ from call to call, and what devices reach is looked at between any two.
+//! hostile in all else: at each of its calls it fails, panics, or calls back, numbers that it is
+//! free to choose differ from call to call, and what devices reach is looked at between any two.
 #![expect(unsafe_code, reason = "the tests keep the promises of unsafe traits, and nothing more")]
 
 mod bounce_pool;

@@ -146,8 +146,8 @@ impl User {
 struct Tables(Arc<User>);
 
 // SAFETY: frames are pinned while the tables have the whole leaf, for an access that it permits,
-// and never where another process has them, too. While they are pinned they stay the user's. They are
-// numbers, to which nothing refers. Nobody takes device memory away.
+// and never where another process has them, too. While they are pinned they stay the user's. They
+// are numbers, to which nothing refers. Nobody takes device memory away.
 unsafe impl UserTables for Tables {
     type Space = ();
     type Address = PhysAddr;

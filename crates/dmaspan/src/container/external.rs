@@ -484,6 +484,12 @@ impl<Pin> External<Pin> {
         self.pins.range(keys).map(|(_, place)| place)
     }
 
+    /// Whether any in a mapping is of device memory, or about to end, so that nobody knows.
+    pub(super) fn has_mmio(&self, mapping: IovaRange) -> bool {
+        let mut pins = self.pins_in(mapping);
+        pins.any(|place| place.as_ref().is_none_or(|held| held.has_mmio(held.user)))
+    }
+
     /// Of the pins that are unpinned by range, the one to unpin next at `at`, and its part around.
     fn find(&self, at: Iova) -> Option<(Key, IovaRange)> {
         let first = Iova::new(at.get().saturating_sub(self.longest));

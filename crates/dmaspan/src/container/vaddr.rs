@@ -142,8 +142,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// With nothing changed: [`Error::Range`] and [`Error::Misaligned`]; [`Error::NothingMapped`],
     /// and [`Error::NotInvalid`] where the mapping is of another size or place or has its
     /// addresses; [`Error::OtherDevice`] and [`Error::Pin`] where device memory of the mapping is
-    /// not at the new ones; [`Error::OverLimit`] for the new owner; [`Error::Busy`] and
-    /// [`Error::Quarantined`].
+    /// not at the new ones; [`Error::OverLimit`] for the new owner; [`Error::Busy`],
+    /// [`Error::Quarantined`], and [`Error::StillPinned`] where emulated devices have device memory.
     pub fn update_vaddr(&self, update: &VaddrUpdate<'_, P>) -> Result<(), Error<P::Error>> {
         let range = iovas_of(update.iova, update.user)?;
         let (mut mapping, domains) = self.waiting(|| self.claim_invalid(range, update))?;
@@ -153,6 +153,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         });
         if result.is_ok() {
             let mut all = self.state.lock();
+            // External pins of device memory that are under way are of the old addresses.
+            all.revokes += 1;
             all.set_vaddr(range, Vaddr::Known);
             if let Some(slot) = all.tree.get_mut(range.start()) {
                 slot.space_id = self.pinner.space_id(&mapping.space);
@@ -225,7 +227,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             SlotState::Mapped(mapping) if mapping.copies > 0 || mapping.is_being_read() => {
                 return Err(Error::Busy { range, busy: mapped });
             }
-            SlotState::Mapped(_) if mapped == range && slot.vaddr == Vaddr::Invalid => {}
+            SlotState::Mapped(_) if mapped == range && slot.vaddr == Vaddr::Invalid => {
+                // A revocation finds what external pins have by the addresses that they had.
+                if all.external.has_mmio(mapped) {
+                    return Err(Error::StillPinned { range: mapped });
+                }
+            }
             SlotState::Mapped(_) => return Err(Error::NotInvalid { range, mapping: mapped }),
         }
         let domains = self.begin(&mut all)?;

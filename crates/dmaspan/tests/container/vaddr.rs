@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::account::Counting;
-use dmaspan::container::{Attach, Error, Interrupts, MapRequest, VaddrUpdate, Version};
+use dmaspan::container::{
+    Attach, Error, Interrupts, MapRequest, UnmapNotifier, VaddrUpdate, Version,
+};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::{
-    Account, Container, DmaSpace, Errno, Iova, PhysAddr, Promise, Prot, Span, UserAddr, UserRange,
+    Account, Container, DmaSpace, Errno, Iova, IovaRange, PhysAddr, Promise, Prot, Span, UserAddr,
+    UserRange,
 };
 use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::fault::Faults;
@@ -444,6 +447,12 @@ unsafe impl Pinner for Bars {
     }
 }
 
+struct Idle;
+
+impl UnmapNotifier for Idle {
+    fn unmapping(&self, _range: IovaRange) {}
+}
+
 #[test]
 fn device_memory_moves_to_no_addresses_that_lead_elsewhere_so_that_its_owner_finds_it() {
     let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
@@ -482,8 +491,16 @@ fn device_memory_moves_to_no_addresses_that_lead_elsewhere_so_that_its_owner_fin
     assert_eq!(container.revoke(&7, user(0x10_0000)).unwrap(), 0);
     assert_eq!(container.revoke(&7, user(0x4010_0000)).unwrap(), len);
     assert!(!reaches(), "it is out of reach when its owner takes it away");
-    // What was taken away is not looked for.
+    // An emulated device has another BAR at the same addresses, and is detached.
+    let device = container.attach_emulated(Arc::new(Idle)).unwrap();
+    let mut spans: Vec<Span> = Vec::new();
+    let pin = container.pin_external(range(0, 0x1000), PROT, &mut spans).unwrap();
+    container.detach_emulated(device).unwrap();
     container.invalidate_vaddr_all().unwrap();
+    let moved = container.update_vaddr(&VaddrUpdate::new(&8, user(0), Iova::new(0)));
+    assert!(matches!(moved, Err(Error::StillPinned { range: r }) if r == range(0, len)));
+    container.unpin_external(pin, Dirty::Written).unwrap();
+    // What was taken away is not looked for.
     container.update_vaddr(&VaddrUpdate::new(&8, user(0), Iova::new(0))).unwrap();
     assert_eq!(container.unmap_all().unwrap(), len);
 }

@@ -274,6 +274,9 @@ pub(crate) fn table() -> (PageTable<Format, Arena>, Tlb) {
     table_in(tables.clone(), &tables).unwrap()
 }
 
+/// Where a piece begins in its first frame, and its bytes.
+pub(crate) type Piecewise = (u64, u64);
+
 /// Memory that devices may reach while it exists.
 pub(crate) struct Owned {
     pieces: Vec<Piece>,
@@ -296,7 +299,7 @@ pub(crate) enum Ends {
 impl Owned {
     pub(crate) fn new(
         books: &Arc<Books>,
-        pieces: &[(u64, u64)],
+        pieces: &[Piecewise],
         ends: Ends,
         script: Option<&Arc<Script>>,
     ) -> Self {
@@ -340,7 +343,7 @@ impl Drop for Owned {
 pub(crate) fn play<T: Translation, B: BouncePool>(
     device: &Device<T, B>,
     script: &Script,
-    memory: &dyn Fn(&[(u64, u64)]) -> T::Memory,
+    memory: &dyn Fn(&[Piecewise]) -> T::Memory,
     look: &dyn Fn(),
 ) {
     let both = Direction::Bidirectional;

@@ -99,7 +99,7 @@ unsafe impl Pinner for Pins {
 
     fn knows_frames(&self) -> bool {
         let _ = self.script.turn();
-        self.script.any() % 2 == 0
+        self.script.any().is_multiple_of(2)
     }
 
     fn read(&self, (): &(), _at: UserAddr, _bytes: &mut [u8]) -> Result<(), Planted> {

@@ -114,7 +114,11 @@ impl User {
                 drop(pages);
                 let turn = self.turns.fetch_add(1, Ordering::Relaxed);
                 self.leaf.store(1 + turn % 3, Ordering::Relaxed);
-                self.change([Change::Forks, Change::Moves, Change::Nothing][turn as usize % 3]);
+                self.change(match turn % 3 {
+                    0 => Change::Forks,
+                    1 => Change::Moves,
+                    _ => Change::Nothing,
+                });
             }
         }
     }

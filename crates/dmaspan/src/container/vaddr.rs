@@ -143,7 +143,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// and [`Error::NotInvalid`] where the mapping is of another size or place or has its
     /// addresses; [`Error::OtherDevice`] and [`Error::Pin`] where device memory of the mapping is
     /// not at the new ones; [`Error::OverLimit`] for the new owner; [`Error::Busy`],
-    /// [`Error::Quarantined`], and [`Error::StillPinned`] where emulated devices have device memory.
+    /// [`Error::Quarantined`], and [`Error::StillPinned`] where emulated devices have device
+    /// memory.
     pub fn update_vaddr(&self, update: &VaddrUpdate<'_, P>) -> Result<(), Error<P::Error>> {
         let range = iovas_of(update.iova, update.user)?;
         let (mut mapping, domains) = self.waiting(|| self.claim_invalid(range, update))?;

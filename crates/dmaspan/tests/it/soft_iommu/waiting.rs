@@ -254,9 +254,9 @@ fn a_sync_that_waits_is_in_nobodys_way() {
     static STEP: AtomicU64 = AtomicU64::new(0);
     let table_of = table::<12>();
     let iommu = SoftIommu::over(&table_of).waiting_by(|tries| {
-        STEP.store(1, Ordering::SeqCst);
-        thread::yield_now();
-        tries < 10_000_000
+        STEP.fetch_max(1, Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(1));
+        tries < 20_000
     });
     let domain = Domain::new(table_of, iommu.clone()).unwrap();
     map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
@@ -301,8 +301,8 @@ fn a_sync_does_not_wait_for_an_access_that_began_after_it() {
     let table_of = table::<12>();
     let iommu = SoftIommu::over(&table_of).waiting_by(|tries| {
         AGAIN.store(tries + 1, Ordering::SeqCst);
-        thread::yield_now();
-        tries < 10_000_000
+        thread::sleep(Duration::from_millis(1));
+        tries < 20_000
     });
     let domain = Domain::new(table_of, iommu.clone()).unwrap();
     map(&domain, 0x5000, &[span(0x1000, 0x4000)], PROT);

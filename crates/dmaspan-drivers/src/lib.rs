@@ -4,8 +4,8 @@
 //! the hardware what a [`Domain`](dmaspan::iommu::Domain) unmapped
 //! ([`IommuOps`](dmaspan::iommu::IommuOps)), and a [`Port`](dmaspan::iommu::Port) for each stream
 //! of accesses that the hardware tells apart; an [`Attachment`](dmaspan::iommu::Attachment) of a
-//! port gives the stream a domain or takes it away. A stream that nobody attached reaches no memory.
-//! Interrupts are another matter: each module says first which ones a device can raise.
+//! port gives the stream a domain or takes it away. A stream that nobody attached reaches no
+//! memory. Interrupts are another matter: each module says first which ones a device can raise.
 //!
 //! | module | hardware | manual |
 //! |---|---|---|

@@ -2,8 +2,8 @@
 //!
 //! **Memory alone is protected, and not interrupts.** Writes to 0xfee0_0000 to 0xfeef_ffff are
 //! interrupts, whatever tables say, and raise no fault; each stream [reserves](Vtd::stream) these
-//! addresses. The driver remaps none, and leaves remapping as it found it: any device, also one that
-//! nobody attached, can raise any interrupt of any CPU.
+//! addresses. The driver remaps none, and leaves remapping as it found it: any device, also one
+//! that nobody attached, can raise any interrupt of any CPU.
 //!
 //! One [`Vtd`] is one remapping hardware unit. In legacy mode requester IDs are translated by
 //! second-stage tables ([`VtdSs`]) of their context entries; in scalable mode by tables of the

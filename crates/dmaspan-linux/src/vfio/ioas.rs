@@ -133,7 +133,7 @@ pub struct Ioas {
 /// one that was not, as it costs an order of calls alone.
 const KEEPS_BARS: [u32; 3] = [7, 3, 4];
 
-/// Whether page tables keep BARs in the kernel of this name. One without a version has the mend not.
+/// Whether page tables keep BARs in the kernel of this name; not where that has no version.
 fn keeps_bars(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let version = [(); 3].map(|()| numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0));
@@ -375,8 +375,8 @@ impl Ioas {
     /// # Errors
     ///
     /// [`Error::NotMapped`] where not all of `range` is mapped, [`Error::Busy`] while a part of it
-    /// is unmapped, [`Error::BarCopied`], and as [`map`](DmaSpace::map). While the copy is made, unmapping its source is
-    /// refused with [`Error::Busy`].
+    /// is unmapped, [`Error::BarCopied`], and as [`map`](DmaSpace::map). While the copy is made,
+    /// unmapping its source is refused with [`Error::Busy`].
     #[track_caller]
     pub fn copy(&self, from: &Self, range: IovaRange, iova: Iova, prot: Prot) -> Result<(), Error> {
         self.copy_labelled(from, range, iova, prot, Label::caller())
@@ -434,8 +434,8 @@ impl Ioas {
         }
     }
 
-    /// Refuses where a page table that comes, for `bdf`, would make memory of a BAR, which no thread
-    /// maps until this is dropped.
+    /// Refuses where a page table that comes, for `bdf`, would make memory of a BAR, which no
+    /// thread maps until this is dropped.
     pub(super) fn before_table(&self, bdf: Bdf) -> Result<RwLockReadGuard<'_, ()>, OpenError> {
         let no_bar = self.bars.read();
         match self.bar_lost_in(IovaRange::ALL) {

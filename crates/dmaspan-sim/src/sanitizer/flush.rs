@@ -39,8 +39,8 @@ impl State {
     /// A thread knows what it unmapped and flushed itself. Of what others unmapped it knows nothing
     /// unless that was named: threads that gather apart from each other, as CPUs do in a flush
     /// queue, may each flush everything, and then the first one has done it for all. And whoever
-    /// names ranges need not know that everything was flushed meanwhile, by itself for another CPU's
-    /// queue or by others.
+    /// names ranges need not know that everything was flushed meanwhile, by itself for another
+    /// CPU's queue or by others.
     fn pointless(&self, what: &Forget, thread: ThreadId) -> Option<IovaRange> {
         let all = [everything()];
         let ranges = what.iovas.ranges();

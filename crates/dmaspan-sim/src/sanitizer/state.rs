@@ -283,7 +283,8 @@ impl State {
         if let Some(rest) = left {
             self.mapped.insert(rest, mapped);
         }
-        if self.bytes.first(range).is_none() {
+        // Without spans it was mapped for a moment and is taken back: the buffer is still to come.
+        if spans.is_empty() || self.bytes.first(range).is_none() {
             return;
         }
         // What else is in the granules of a buffer is not of it.

@@ -463,6 +463,26 @@ fn a_flush_that_names_an_unmap_of_nothing_need_not_know_of_one_of_everything_by_
 }
 
 #[test]
+fn a_buffer_has_all_its_bytes_after_a_part_was_mapped_for_a_moment_and_taken_back() {
+    let sanitizer = Sanitizer::default();
+    // A table is in the way of the second page: the map takes back the first, and begins anew.
+    let (whole, prot) = (pages(1, 2), Prot::READ_WRITE);
+    let bytes = IovaRange::new(Iova::new(0x1ed7), Iova::new(0x2097)).unwrap();
+    sanitizer.on_event(&Event::Bytes { range: bytes, granule_lg2: 12 });
+    sanitizer.on_event(&Event::Mapped { range: pages(1, 1), spans: &[], prot });
+    let (leaf_sizes, tables) = (1 << 12, Tables::Kept);
+    sanitizer.on_event(&Event::Unmapped { range: pages(1, 1), leaf_sizes, tables });
+    flush(&sanitizer, pages(1, 1), tables);
+    let spans = [Span::new(PhysAddr::new(0x8000_0000), 0x2000).unwrap()];
+    sanitizer.on_event(&Event::Mapped { range: whole, spans: &spans, prot });
+    sanitizer.on_dma(bytes.start(), bytes.checked_len().unwrap(), Access::Write);
+    assert_eq!(kinds(&sanitizer), []);
+    // And no more than these.
+    sanitizer.on_dma(Iova::new(0x1000), 1, Access::Write);
+    assert_eq!(kinds(&sanitizer).len(), 1);
+}
+
+#[test]
 fn a_thread_that_flushes_everything_twice_flushes_once_in_vain() {
     let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
     let sanitizer = Sanitizer::default();

@@ -178,8 +178,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// Nothing that others begin prolongs it: it waits for the operations that had begun, one of
     /// each thread at most, and their syncs, which take as long as hardware needs to answer or to
-    /// fail. Then it does a fixed number of steps for each mapping, and the leaves. Callers that are
-    /// refused meanwhile and come again at once take its CPU and its lock: without a hook they
+    /// fail. Then it does a fixed number of steps for each mapping, and the leaves. Callers that
+    /// are refused meanwhile and come again at once take its CPU and its lock: without a hook they
     /// should pause.
     #[track_caller]
     pub fn attach<F, M, O>(

@@ -21,8 +21,9 @@ pub struct GaveUp;
 /// wait queue.
 ///
 /// A change of domains or tracking goes first, and so does a revocation: nobody begins anything
-/// while one waits for what others are at. So a sink, a pinner or a question about cancellation, which are called in the
-/// middle of an operation, must not wait here for an operation of their own: their hook gives up.
+/// while one waits for what others are at. So a sink, a pinner or a question about cancellation,
+/// which are called in the middle of an operation, must not wait here for an operation of their
+/// own: their hook gives up.
 pub trait BusyHook: Send + Sync {
     /// Returns when `ready` does not answer `false` any more. It may do so earlier: then the
     /// operation waits again.

@@ -62,9 +62,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// not unpin it when they are told. Then nothing was revoked.
     ///
     /// [`Error::Busy`] where a mapping of the range is still under construction or on its way out,
-    /// and [`Error::Changing`], when it has waited: call it again, it goes on. [`Error::NotForgotten`] for the first
-    /// mapping whose device memory hardware may still use; that of all others was revoked. Called
-    /// again it asks hardware again, and succeeds when that has forgotten all.
+    /// and [`Error::Changing`], when it has waited: call it again, it goes on.
+    /// [`Error::NotForgotten`] for the first mapping whose device memory hardware may still use;
+    /// that of all others was revoked. Called again it asks hardware again, and succeeds when that
+    /// has forgotten all.
     pub fn revoke(&self, space: &P::Space, user: UserRange) -> Result<u64, Error<P::Error>> {
         let space_id = self.pinner.space_id(space);
         self.revoke_external(space_id, user)?;

@@ -66,8 +66,8 @@ fn no_thread_begins_a_second_operation_while_an_attach_waits() {
     let container = owner.with_domain().with_busy_hook(Box::new(Shared(Arc::clone(&hook))));
     let [asked, alone, ended] = &[const { AtomicBool::new(false) }; 3];
     let copied = AtomicU64::new(0);
-    // Operations that threads begin between the moment in which an attach waits and that in which it
-    // works alone.
+    // Operations that threads begin between the moment in which an attach waits and that in which
+    // it works alone.
     let begun = [const { AtomicU64::new(0) }; THREADS];
     let (ready, all_at_work) = channel();
     thread::scope(|scope| {

@@ -180,8 +180,8 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     ///
     /// It is asked between looks at one access of one device model, and how often it goes on is the
     /// bound of that: an invalidation fails where that access did not end, and no number of
-    /// accesses that do end makes it fail. The one that is there at first spins, and gives up after some
-    /// seconds. In a process, where an access may take long, one that sleeps is better:
+    /// accesses that do end makes it fail. The one that is there at first spins, and gives up after
+    /// some seconds. In a process, where an access may take long, one that sleeps is better:
     ///
     /// ```
     /// use std::time::Duration;

@@ -7,7 +7,7 @@ use lock_api::Mutex;
 
 use super::SoftIommu;
 use super::device::{Named, SoftDevice};
-use super::slot::{self, Models, Phase, Route, Slot, Ticket, TryAgain, spin};
+use super::slot::{self, Models, Phase, Route, Ticket, TryAgain, spin};
 use crate::addr::Address;
 use crate::io_pgtable::{Format, TableMemory};
 use crate::iommu::attach::{AllMemory, DomainOf, Incompatible, PagingDomain, Port};
@@ -39,6 +39,12 @@ struct Routed<F: Format, M: TableMemory<F::Word>> {
     models: Models<F, M>,
     /// How often the route changed.
     changes: u64,
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Routed<F, M> {
+    fn models(&self) -> &Models<F, M> {
+        &self.models
+    }
 }
 
 impl<D: PagingDomain> SoftStream<D> {
@@ -101,14 +107,11 @@ where
             let former = mem::replace(&mut routed.route, route.clone());
             (former, routed.changes, Ticket::draw(), routed.models.end())
         };
-        let each = |with: &dyn Fn(&Slot<F, M>) -> Result<(), HardwareError>| {
-            slot::each(&self.routed, |routed| &routed.models, end, with)
-        };
-        each(&|slot| {
+        slot::each(&self.routed, Routed::models, end, |slot| {
             slot.ask_to_go(route.clone(), change, ticket);
             Ok(())
         })?;
-        each(&|slot| slot.wait(ticket, self.again))?;
+        slot::each(&self.routed, Routed::models, end, |slot| slot.wait(ticket, self.again))?;
         // Nobody goes through the former tables any more, unless a later change has led there.
         let routed = self.routed.lock();
         if let Route::Tables(walks) = &former

@@ -243,7 +243,7 @@ fn bank_of(index: usize) -> (usize, usize) {
 
 impl Log {
     fn at(&self, n: u64) -> &[AtomicU64; 2] {
-        &self.ranges[n as usize % LOGGED]
+        &self.ranges[usize::try_from(n % LOGGED as u64).unwrap_or(0)]
     }
 
     /// Enters ranges.

@@ -22,6 +22,11 @@ fn pages(first: u64, count: u64) -> IovaRange {
     IovaRange::from_len(Iova::new(first * PAGE), count * PAGE).unwrap()
 }
 
+/// The bytes of so many pages.
+fn bytes(pages: u64) -> usize {
+    usize::try_from(pages * PAGE).unwrap()
+}
+
 fn empty() -> TableIommu<X86_64> {
     let tables = Arena::new(PhysAddr::new(1 << 45), 64 << 20);
     let format = X86_64::new(X86_64Config::new(48, 52)).unwrap();
@@ -120,7 +125,7 @@ fn a_thread_that_misses_in_the_middle_of_its_own_access_is_answered() {
 #[test]
 fn an_access_that_lasts_is_in_nobodys_way_but_its_own_pages() {
     let iommu = with_pages(8);
-    let access = iommu.translate(GuestAddress(2 * PAGE), 2 * PAGE as usize, READ).unwrap();
+    let access = iommu.translate(GuestAddress(2 * PAGE), bytes(2), READ).unwrap();
     let other = iommu.clone();
     ends(move || {
         assert_eq!(reach(&other, 3), Some(4 * PAGE + 5));
@@ -158,7 +163,7 @@ fn an_access_that_lasts_is_in_nobodys_way_but_its_own_pages() {
 fn a_thread_that_would_wait_for_its_own_access_is_told_so_and_nothing_is_unmapped() {
     let iommu = with_pages(4);
     ends(move || {
-        let access = iommu.translate(GuestAddress(PAGE), 2 * PAGE as usize, READ).unwrap();
+        let access = iommu.translate(GuestAddress(PAGE), bytes(2), READ).unwrap();
         for met in [pages(1, 1), pages(2, 2), pages(0, 4)] {
             let error = iommu.unmap(met).unwrap_err();
             assert!(matches!(error, iommu::Error::Hardware { range, .. } if range == met));
@@ -231,7 +236,7 @@ fn a_translation_that_is_refused_leaves_nothing_in_the_iotlbs() {
         iommu.map(pages(page, 1), to, Prot::READ).unwrap();
     }
     let translate = |pages: u64| {
-        let found = iommu.translate(GuestAddress(0), (pages * PAGE) as usize, READ);
+        let found = iommu.translate(GuestAddress(0), bytes(pages), READ);
         found.map(Iterator::count).map_err(|error| error.to_string())
     };
     let error = translate(count).unwrap_err();
@@ -292,11 +297,11 @@ fn while_devices_read(
             for thread in 0..threads {
                 let (counts, stop) = (&counts, &stop);
                 scope.spawn(move || {
-                    let mut bytes = vec![0; 1 << 16];
+                    let mut buf = vec![0; 1 << 16];
                     for round in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
                         let (first, count) = from(thread, round);
-                        let bytes = &mut bytes[..(count * PAGE) as usize];
-                        let done = memory.read_slice(bytes, GuestAddress(first * PAGE));
+                        let buf = &mut buf[..bytes(count)];
+                        let done = memory.read_slice(buf, GuestAddress(first * PAGE));
                         counts[usize::from(done.is_err())].fetch_add(1, Ordering::Relaxed);
                     }
                 });

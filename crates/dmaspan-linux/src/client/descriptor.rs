@@ -210,9 +210,9 @@ impl ClientEvent {
     /// Adds 1 to the counter; one that is full stays as it is.
     ///
     /// A write(2) would wait while the counter is full, unless the open file has `O_NONBLOCK`. The
-    /// client clears that as it likes, and eventfds do not take `RWF_NOWAIT`. So the kernel adds: it
-    /// signals the end of an asynchronous read of nothing (`IOCB_FLAG_RESFD` of io_submit(2)), as
-    /// its drivers signal interrupts.
+    /// client clears that as it likes, and eventfds do not take `RWF_NOWAIT`. So the kernel adds:
+    /// it signals the end of an asynchronous read of nothing (`IOCB_FLAG_RESFD` of io_submit(2)),
+    /// as its drivers signal interrupts.
     ///
     /// # Errors
     ///

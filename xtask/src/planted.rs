@@ -1,7 +1,8 @@
 //! Accesses that are wrong, planted into a copy of the core wherever it moves bytes: Miri has to
 //! find each in the tests that run methods on two threads.
 //!
-//! The copy is built once. Which plant grows is a variable of the environment.
+//! The copy is built once. Which plant grows is a variable of the environment, which Miri is told:
+//! its own cargo keeps the environment of the build.
 
 use std::fs;
 use std::io;
@@ -9,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::debian::cannot_write;
+use crate::sanitize::MIRI_FLAGS;
 
 /// A call that moves bytes: its file, itself, the address that it begins at, and the test that
 /// makes it beside others.
@@ -59,9 +61,9 @@ pub(crate) fn plant<T>(place: usize, at: *const T) {
     use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
     let grows = std::env::var(\"PLANTED\").unwrap_or_default();
     let at = at.cast_mut().cast::<u8>();
-    if grows == std::format!(\"{place} volatile\") {
+    if grows == std::format!(\"{place}-volatile\") {
         unsafe { at.write_volatile(at.read_volatile()) };
-    } else if grows == std::format!(\"{place} mixed\") {
+    } else if grows == std::format!(\"{place}-mixed\") {
         let around = at.map_addr(|at| at & !7).cast();
         unsafe { AtomicU64::from_ptr(around) }.fetch_or(0, Relaxed);
     }
@@ -93,12 +95,13 @@ pub(crate) fn run(miri: impl Fn(&[&str]) -> Command) -> Result<(), String> {
     write(&folder).map_err(|error| cannot_write(&folder, &error))?;
     let test = |test: &str, grows: &str| {
         let mut command = miri(&["miri", "test", "--quiet", "--test", "at_once"]);
-        command.args(["--", test]).env("PLANTED", grows).current_dir(&folder);
+        let flags = format!("{MIRI_FLAGS} -Zmiri-env-set=PLANTED={grows}");
+        command.args(["--", test]).env("MIRIFLAGS", flags).current_dir(&folder);
         command.output().map_err(|error| format!("rustup did not start: {error}"))
     };
     for (at, place) in PLACES.iter().enumerate() {
         for (plant, wanted) in PLANTS {
-            let output = test(place.test, &format!("{at} {plant}"))?;
+            let output = test(place.test, &format!("{at}-{plant}"))?;
             let said = [&output.stdout[..], &output.stderr].concat();
             let said = String::from_utf8_lossy(&said);
             if output.status.success() || !said.contains(wanted) {

@@ -97,6 +97,10 @@ fn main() {
 }
 ";
 
+/// What is leaked on purpose, as memory is that a device may still reach, is no error.
+pub(crate) const MIRI_FLAGS: &str =
+    "-Zmiri-permissive-provenance -Zmiri-disable-isolation -Zmiri-ignore-leaks";
+
 /// Reads the command line's arguments behind `sanitize`.
 ///
 /// # Errors
@@ -148,9 +152,7 @@ fn add_components() -> Result<(), String> {
 fn nightly(arguments: &[&str]) -> Command {
     let mut cargo = Command::new("rustup");
     cargo.args(["run", "nightly", "cargo"]).args(arguments).current_dir(crate::root());
-    // What is leaked on purpose, as memory is that a device may still reach, is no error.
-    let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation -Zmiri-ignore-leaks";
-    cargo.env("MIRIFLAGS", flags);
+    cargo.env("MIRIFLAGS", MIRI_FLAGS);
     cargo.args(["--target-dir"]).arg(crate::target_directory().join("sanitize"));
     cargo
 }

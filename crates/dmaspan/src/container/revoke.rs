@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use lock_api::RawMutex;
 
+use super::busy::Claim;
 use super::domains::Domains;
 use super::error::Error;
 use super::mapping::{Behind, Mapping, SlotState, Vaddr};
@@ -74,12 +75,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut failed: Option<Unforgotten> = None;
         let mut claim = None;
         while let Some(start) = from {
-            let mut taken = self.take_for_revoke(start, space_id, user, claim.is_some());
+            let mut taken = self.take_for_revoke(start, space_id, user, claim.as_ref());
             if let Err(Error::Busy { .. } | Error::Changing) = taken {
                 if claim.is_none() {
                     claim = Some(self.claim_revoking()?);
                 }
-                taken = self.waiting_first(|| self.take_for_revoke(start, space_id, user, true));
+                let claim = claim.as_ref();
+                taken = self.waiting_first(|| self.take_for_revoke(start, space_id, user, claim));
             }
             let Some((mut mapping, domains)) = taken? else { break };
             let range = mapping.range;
@@ -101,14 +103,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Takes the next mapping over that `user` has device memory in, also where others go first if
-    /// the caller does.
+    /// the caller has a claim.
     #[expect(clippy::type_complexity, reason = "a mapping and its domains, which end together")]
     fn take_for_revoke(
         &self,
         from: Iova,
         space_id: u64,
         user: UserRange,
-        goes_first: bool,
+        claim: Option<&Claim<'_, P, L, BATCH>>,
     ) -> Result<Option<(Box<Mapping<P>>, Arc<Domains>)>, Error<P::Error>> {
         let mut all = self.state.lock();
         let mut place = all.tree.seek(from);
@@ -136,7 +138,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 SlotState::Mapped(_) | SlotState::Quarantined(_) => {}
             }
         };
-        if all.exclusive || !goes_first {
+        if all.exclusive || claim.is_none() {
             all.check_open()?;
         }
         let domains = all.at_work();

@@ -23,7 +23,7 @@ struct Place {
 
 const KERNELS: &str = "memory_of_a_kernels_pool";
 const COHERENT: &str = "coherent_memory_is_read_and_written";
-const PLACES: [Place; 10] = [
+const PLACES: [Place; 8] = [
     bounced("bytes::copy(from, to, number(len))", "to"),
     bounced("bytes::clear(start, len)", "start"),
     bounced("bytes::read(start, into)", "start"),
@@ -32,8 +32,6 @@ const PLACES: [Place; 10] = [
     coherent("bytes::store(at.as_ptr(), value)", "at.as_ptr()"),
     coherent("bytes::read(from.as_ptr(), into)", "from.as_ptr()"),
     coherent("bytes::write(from, to.as_ptr())", "to.as_ptr()"),
-    shared("S::load(at)", "at"),
-    shared("S::store(at, value)", "at"),
 ];
 
 const fn bounced(call: &'static str, at: &'static str) -> Place {
@@ -42,10 +40,6 @@ const fn bounced(call: &'static str, at: &'static str) -> Place {
 
 const fn coherent(call: &'static str, at: &'static str) -> Place {
     Place { file: "src/dma/coherent/frames.rs", call, at, test: COHERENT }
-}
-
-const fn shared(call: &'static str, at: &'static str) -> Place {
-    Place { file: "src/bytes.rs", call, at, test: "bytes_and_numbers" }
 }
 
 /// What grows: its name, and what Miri says of it.

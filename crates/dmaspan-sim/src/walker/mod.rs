@@ -123,10 +123,17 @@ macro_rules! through {
 
 through!(&T, Box<T>, Arc<T>);
 
-/// The arena of a process, read as hardware would read it.
+/// The arena of a process, read as hardware would read it. Where words of a table have 32 bits, two
+/// beside each other are accessed one after the other.
 impl TableWords for Arena {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
-        Ok(self.load(paddr)?)
+        match self.load(paddr) {
+            Err(NotInTree::OtherWord { .. }) => {
+                let [low, high] = halves(paddr).map(|at| self.load::<u32>(at));
+                Ok(u64::from(low?) | u64::from(high?) << 32)
+            }
+            word => Ok(word?),
+        }
     }
 
     fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
@@ -136,9 +143,27 @@ impl TableWords for Arena {
     #[expect(unsafe_code, reason = "hardware's marks")]
     fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
         // SAFETY: the walkers, which stand in for hardware, set accessed flags and dirty bits.
-        let promise = unsafe { Promise::new() };
-        Ok(self.exchange(promise, paddr, old, new)?)
+        let promise = || unsafe { Promise::new() };
+        match self.exchange(promise(), paddr, old, new) {
+            Err(NotInTree::OtherWord { .. }) => {
+                let found = self.read_u64(paddr)?;
+                if found == old {
+                    for (at, shift) in halves(paddr).into_iter().zip([0, 32]) {
+                        let half =
+                            |word: u64| u32::try_from(word >> shift & 0xffff_ffff).unwrap_or(0);
+                        self.exchange(promise(), at, half(old), half(new))?;
+                    }
+                }
+                Ok(found)
+            }
+            word => Ok(word?),
+        }
     }
+}
+
+/// Where the halves of a word of 64 bits are.
+fn halves(paddr: PhysAddr) -> [PhysAddr; 2] {
+    [paddr, PhysAddr::new(paddr.get() | 4)]
 }
 
 impl From<NotInTree> for NotATable {

@@ -52,6 +52,23 @@ impl Lexed {
         }
         self.tokens.len()
     }
+
+    /// The trait, if it is by one, and the type of the implementation that begins with `impl` at
+    /// `index`: the last words of both outside of angle brackets.
+    pub fn implemented(&self, index: usize) -> (&str, &str) {
+        let (mut depth, mut of, mut last) = (0usize, "", "");
+        for index in index + 1..self.tokens.len() {
+            match self.text(index) {
+                "<" => depth += 1,
+                ">" if self.text(index - 1) != "-" => depth = depth.saturating_sub(1),
+                "{" | ";" | "where" if depth == 0 => break,
+                "for" if depth == 0 => of = last,
+                word if depth == 0 && word.starts_with(char::is_alphabetic) => last = word,
+                _ => {}
+            }
+        }
+        (of, last)
+    }
 }
 
 /// The tokens and comments of `text`.

@@ -3,17 +3,15 @@
 //! Each rule is a function of the [`Tree`], and a test of this crate applied to the workspace;
 //! beside it stand tests that it finds what it is for.
 
-pub mod contracts;
 pub mod documents;
 pub mod errors;
 pub mod imports;
+pub mod listed;
 pub mod manifests;
-pub mod movers;
 pub mod names;
 pub mod size;
 pub mod unsafety;
 pub mod words;
-pub mod written;
 
 #[cfg(test)]
 mod tests;
@@ -25,9 +23,9 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 22] = [
-    contracts::tested,
+pub const RULES: [Rule; 20] = [
     imports::systems,
+    listed::tested,
     size::lines_of_code,
     size::line_width,
     unsafety::placement,
@@ -44,10 +42,8 @@ pub const RULES: [Rule; 22] = [
     documents::hidden_lines,
     manifests::lints,
     manifests::product,
-    movers::on_two_threads,
     names::duplicates,
     names::words,
-    written::replaced,
 ];
 
 /// What all rules find in a tree, by place.

@@ -2,7 +2,6 @@
 //!
 //! That each block has its reason beside it is the compiler's and clippy's to check.
 
-use crate::lexer::Lexed;
 use crate::problem::Problem;
 use crate::tree::Tree;
 
@@ -205,10 +204,11 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
         let Some(part) = PARTS.iter().find(|part| path.starts_with(part.at)) else { continue };
         let is_in = |place: &str| path[part.at.len()..].starts_with(place);
         for index in (0..rust.tokens.len()).filter(|&index| rust.text(index) == "unsafe") {
+            let is_impl = rust.text(index + 1) == "impl";
+            let implemented = if is_impl { rust.implemented(index + 1).0 } else { "" };
             let declares =
                 |&(place, what): &(&str, &str)| is_in(place) && rust.text(index + 1) == what;
-            let promises =
-                |&(place, name): &(&str, &str)| is_in(place) && implements(rust, index, name);
+            let promises = |&(place, name): &(&str, &str)| is_in(place) && implemented == name;
             let may = part.declares.iter().any(declares)
                 || part.promises.iter().any(promises)
                 || part.places.iter().any(|place| is_in(place));
@@ -219,27 +219,6 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
         }
     }
     problems
-}
-
-/// Whether `unsafe` at `index` begins an implementation of the trait with that name.
-fn implements(rust: &Lexed, index: usize, name: &str) -> bool {
-    if rust.text(index + 1) != "impl" {
-        return false;
-    }
-    // The trait's own name is the last word outside of angle brackets before `for`.
-    let mut depth = 0usize;
-    let mut last = "";
-    for token in &rust.tokens[index + 2..] {
-        match token.text.as_str() {
-            "<" => depth += 1,
-            ">" => depth = depth.saturating_sub(1),
-            "for" if depth == 0 => return last == name,
-            "{" | ";" => return false,
-            word if depth == 0 => last = word,
-            _ => {}
-        }
-    }
-    false
 }
 
 #[cfg(test)]

@@ -171,15 +171,22 @@ fn planted() -> Result<(), String> {
         (nightly(&miris), "Miri, the race", "Data race detected"),
         (nightly(&aliasing), "Miri, the wrong alias", "Undefined Behavior"),
     ] {
-        let output = command.current_dir(&folder).output();
-        let output = output.map_err(|error| format!("rustup did not start: {error}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() || !said.contains(wanted) {
-            return Err(format!("not found by {name}, which was planted; it says:\n{said}"));
-        }
-        crate::say(&format!("   found by {name}: {wanted}"));
+        command.current_dir(&folder);
+        finds(command, name, wanted)?;
     }
     planted::run(nightly)
+}
+
+/// Whether a tool finds what was planted, of which it says what is wanted.
+pub(crate) fn finds(mut command: Command, name: &str, wanted: &str) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("rustup did not start: {error}"))?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    if output.status.success() || !said.contains(wanted) {
+        return Err(format!("not found by {name}, which was planted; it says:\n{said}"));
+    }
+    crate::say(&format!("   found by {name}: {wanted}"));
+    Ok(())
 }
 
 fn write_planted(folder: &Path) -> std::io::Result<()> {

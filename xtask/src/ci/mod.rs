@@ -51,10 +51,7 @@ const CHECKS: [Check; 22] = [
     quick("adopters: the tests of examples/adopters", |_| adopters::check()),
     quick("guests: cargo xtask guest, of which a quick part", guests),
     quick("kernel: cargo xtask kernel, of which a quick part", booted),
-    full(
-        "soak: ten million operations under the sanitizer, a million packets, 200,000 clients",
-        |_| soak(),
-    ),
+    full("soak: ten million operations sanitized, a million packets, 200,000 clients", |_| soak()),
     quick("interleavings: the tests with loom, of the core and of the drivers' ring", |_| {
         interleavings()
     }),

@@ -20,12 +20,10 @@ const COUNTING: &[(&str, &str, &str)] = &[
     ("dmaspan-linux", "it", "fixed::"),
     ("dmaspan-bench", "it", "dma::"),
     ("dmaspan-cli", "it", "cli::"),
-    ("dmaspan", "it", "soft_iommu::waiting::"),
-    ("dmaspan-vm-memory", "waiting", ""),
 ];
 
-/// Tests of the same kind that take minutes each, and run once.
-const LONG: &[(&str, &str, &str)] =
+/// Tests of the same kind, of which those that take minutes each run once.
+const WAITING: &[(&str, &str, &str)] =
     &[("dmaspan", "it", "soft_iommu::waiting::"), ("dmaspan-vm-memory", "waiting", "")];
 
 /// Runs them all, and returns what failed, a line each.
@@ -40,9 +38,8 @@ pub(super) fn run() -> Vec<String> {
             });
         }
         let mut failed = Vec::new();
-        for &(package, program, tests) in COUNTING {
-            let once = |_: &usize| !passes(package, program, tests, &[]);
-            let count = (0..ROUNDS).filter(once).count();
+        for &(package, program, tests) in COUNTING.iter().chain(WAITING) {
+            let count = (0..ROUNDS).filter(|_| !passes(package, program, tests, &[])).count();
             let name = format!("{package}, {program} {tests}");
             let said = format!("{}: {count} of {ROUNDS}", name.trim_end());
             println!("   {said} failed");
@@ -52,12 +49,11 @@ pub(super) fn run() -> Vec<String> {
         }
         done.store(true, Ordering::Relaxed);
         // They are busy enough by themselves.
-        let long = LONG.iter().filter(|(package, program, tests)| {
-            !passes(package, program, tests, &["--", "--ignored"])
-        });
-        failed.extend(long.map(|(package, program, tests)| {
-            format!("{package}, {program} {tests}: what takes minutes")
-        }));
+        for &(package, program, tests) in WAITING {
+            if !passes(package, program, tests, &["--", "--ignored"]) {
+                failed.push(format!("{package}, {program} {tests}: what takes minutes"));
+            }
+        }
         failed
     })
 }

@@ -20,9 +20,7 @@
 //! All other bits are zero. Leaves are at the three lowest levels: 2K, 512K and 128M, and as runs
 //! 32K, 8M and 2G. Runs are aligned to their size.
 
-use dmaspan::io_pgtable::{
-    ConfigError, DirtyTracking, Entry, Format, Geometry, Groups, Leaf, TableShape,
-};
+use dmaspan::io_pgtable::{ConfigError, DirtyTracking, Entry, Format, Geometry, Groups, Leaf};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 const VALID: u64 = 1 << 0;
@@ -99,19 +97,13 @@ unsafe impl Format for MockFormat {
     fn geometry(&self) -> Geometry {
         // The fewest levels of 8 bits above the granule's 11.
         let top_level = (self.input_bits - Self::GRANULE_LG2).div_ceil(Self::LG2_ENTRIES) - 1;
-        let max_paddr = PhysAddr::new(lg2::mask(52));
-        let root_lg2 = self.input_bits - Self::shift(top_level) + 3;
+        let tree = (top_level, self.input_bits - Self::shift(top_level));
         let sizes = (Self::PAGE_SIZES | Self::RUN_SIZES) & lg2::mask(self.input_bits + 1);
-        Geometry {
-            aperture: IovaRange::new(Iova::new(0), Iova::new(lg2::mask(self.input_bits)))
-                .unwrap_or(IovaRange::point(Iova::new(0))),
-            output_bits: 52,
-            top_level,
-            // A run needs the level of its entries.
-            page_sizes: sizes & lg2::mask(Self::shift(top_level + 1)),
-            root: TableShape { lg2_size: root_lg2, lg2_align: root_lg2.max(6), max_paddr },
-            table: TableShape { lg2_size: 11, lg2_align: 11, max_paddr },
-        }
+        // A run needs the level of its entries.
+        let sizes = sizes & lg2::mask(Self::shift(top_level + 1));
+        let aperture = IovaRange::new(Iova::new(0), Iova::new(lg2::mask(self.input_bits)))
+            .unwrap_or(IovaRange::point(Iova::new(0)));
+        Geometry::of_tree::<Self>(aperture, 52, sizes, tree)
     }
 
     #[inline(always)]
@@ -120,16 +112,6 @@ unsafe impl Format for MockFormat {
         let run = if lg2 > Self::shift(level) { RUN } else { 0 };
         let access = bit(Prot::READ, READ) | bit(Prot::WRITE, WRITE);
         VALID | run | access | bit(Prot::CACHE, CACHE) | bit(Prot::NOEXEC, NO_EXECUTE)
-    }
-
-    #[inline(always)]
-    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | paddr.get()
-    }
-
-    #[inline(always)]
-    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        leaf.wrapping_add(bytes)
     }
 
     #[inline(always)]

@@ -48,6 +48,24 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The geometry of a tree of `F` that has this top level and so many entries in its root
+    /// (log2): every table is aligned to its size, a small root to 64 bytes, and lies within the
+    /// output bits.
+    pub const fn of_tree<F: Format>(
+        aperture: IovaRange,
+        output_bits: u32,
+        page_sizes: u64,
+        (top_level, root_lg2_entries): (u32, u32),
+    ) -> Self {
+        let max_paddr = PhysAddr::new(lg2::mask(output_bits));
+        let lg2_size = root_lg2_entries.saturating_add(F::Word::LG2_BYTES);
+        let lg2_align = if lg2_size < 6 { 6 } else { lg2_size };
+        let root = TableShape { lg2_size, lg2_align, max_paddr };
+        let lg2_size = F::LG2_ENTRIES + F::Word::LG2_BYTES;
+        let table = TableShape { lg2_size, lg2_align: lg2_size, max_paddr };
+        Self { aperture, output_bits, top_level, page_sizes, root, table }
+    }
+
     /// Refuses page sizes of which the granule is not the smallest.
     pub(super) fn check(&self, granule_lg2: u32) -> Result<(), Error> {
         let (page_size, page_sizes) = (lg2::size(granule_lg2), self.page_sizes);
@@ -146,11 +164,20 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
 
     /// A leaf entry from its template and address. `paddr` is within the output bits and aligned to
     /// the entry's block; with [`Groups::Repeated`] to the leaf.
-    fn leaf(&self, template: Self::Word, paddr: PhysAddr) -> Self::Word;
+    ///
+    /// As it is provided, a leaf has each bit of the address where the address has it.
+    #[inline(always)]
+    fn leaf(&self, template: Self::Word, paddr: PhysAddr) -> Self::Word {
+        template | Self::Word::of_bits(paddr.get())
+    }
 
     /// The leaf entry with the same attributes whose address is `bytes` further on: one addition in
-    /// most formats. The address stays within the output bits, or the entry is only compared with.
-    fn advance(&self, leaf: Self::Word, bytes: u64) -> Self::Word;
+    /// most formats, as it is provided. The address stays within the output bits, or the entry is
+    /// only compared with.
+    #[inline(always)]
+    fn advance(&self, leaf: Self::Word, bytes: u64) -> Self::Word {
+        Self::Word::of_bits(leaf.bits().wrapping_add(bytes))
+    }
 
     /// An entry at `level`, above 0, that leads to a table of the next lower level.
     fn link(&self, level: u32, table: PhysAddr) -> Self::Word;

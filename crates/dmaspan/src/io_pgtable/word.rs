@@ -41,6 +41,9 @@ pub trait Word:
     /// The word's bits.
     fn bits(self) -> u64;
 
+    /// The word of these bits, the lowest of them where it has fewer.
+    fn of_bits(bits: u64) -> Self;
+
     /// The word in the first of these bytes, of which those that are missing are 0.
     fn of_bytes(bytes: &[u8]) -> Self;
 
@@ -84,6 +87,13 @@ macro_rules! word {
             #[inline(always)]
             fn bits(self) -> u64 {
                 self.into()
+            }
+
+            #[inline(always)]
+            #[allow(clippy::cast_possible_truncation, reason = "u32 has the lowest bits")]
+            #[allow(clippy::unnecessary_cast, reason = "u64 has them all")]
+            fn of_bits(bits: u64) -> Self {
+                bits as Self
             }
 
             fn of_bytes(bytes: &[u8]) -> Self {

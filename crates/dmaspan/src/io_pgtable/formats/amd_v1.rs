@@ -12,7 +12,6 @@ use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
 use crate::io_pgtable::manual::Manual;
-use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
 
@@ -204,19 +203,9 @@ unsafe impl Format for AmdV1 {
     fn geometry(&self) -> Geometry {
         let AmdV1Config { input_bits, output_bits, first_levels, .. } = self.config;
         let (needed, _) = tree_of::<Self>(input_bits);
-        let table = TableShape {
-            lg2_size: 12,
-            lg2_align: 12,
-            max_paddr: PhysAddr::new(lg2::mask(output_bits)),
-        };
-        Geometry {
-            aperture: Half::Lower.aperture(input_bits),
-            output_bits,
-            top_level: needed.max(first_levels - 1),
-            page_sizes: self.page_sizes,
-            root: table,
-            table,
-        }
+        let tree = (needed.max(first_levels - 1), Self::LG2_ENTRIES);
+        let aperture = Half::Lower.aperture(input_bits);
+        Geometry::of_tree::<Self>(aperture, output_bits, self.page_sizes, tree)
     }
 
     fn first_top_level(&self) -> u32 {
@@ -241,16 +230,6 @@ unsafe impl Format for AmdV1 {
             DirtyTracking::Hardware => ACCESSED,
         };
         PRESENT | size | read | write | coherent | encrypted | accessed
-    }
-
-    #[inline(always)]
-    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | paddr.get()
-    }
-
-    #[inline(always)]
-    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        leaf.wrapping_add(bytes)
     }
 
     #[inline(always)]

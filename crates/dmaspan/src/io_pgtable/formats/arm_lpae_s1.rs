@@ -17,8 +17,6 @@ use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, tree_of};
 use crate::io_pgtable::manual::Manual;
-use crate::io_pgtable::memory::TableShape;
-use crate::lg2;
 use crate::prot::{Coherency, Prot};
 
 /// Bits 4:2: which attribute of MAIR (D8.3.2).
@@ -194,20 +192,11 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     }
 
     fn geometry(&self) -> Geometry {
-        let input_bits = self.config.input_bits;
-        let (top_level, root_lg2_entries) = tree_of::<Self>(input_bits);
-        let max_paddr = PhysAddr::new(lg2::mask(self.config.output_bits));
-        let root_size = root_lg2_entries + 3;
+        let ArmLpaeS1Config { input_bits, output_bits, half, .. } = self.config;
+        let aperture = half.aperture(input_bits);
         // TTBR's address has at least 64 bytes' alignment (D24, TTBR0_EL1.BADDR).
-        let root = TableShape { lg2_size: root_size, lg2_align: root_size.max(6), max_paddr };
-        Geometry {
-            aperture: self.config.half.aperture(input_bits),
-            output_bits: self.config.output_bits,
-            top_level,
-            page_sizes: self.page_sizes,
-            root,
-            table: TableShape { lg2_size: G, lg2_align: G, max_paddr },
-        }
+        let tree = tree_of::<Self>(input_bits);
+        Geometry::of_tree::<Self>(aperture, output_bits, self.page_sizes, tree)
     }
 
     #[inline(always)]

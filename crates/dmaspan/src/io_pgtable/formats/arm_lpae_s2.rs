@@ -28,8 +28,6 @@ use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups};
 use crate::io_pgtable::manual::Manual;
-use crate::io_pgtable::memory::TableShape;
-use crate::lg2;
 use crate::prot::{Coherency, Prot};
 
 /// Bits 5:2, MemAttr: memory type and cacheability (D8.6, "Stage 2 memory type and Cacheability
@@ -274,19 +272,11 @@ unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
 
     fn geometry(&self) -> Geometry {
         let ArmLpaeS2Config { input_bits, output_bits, .. } = self.config;
-        let max_paddr = PhysAddr::new(lg2::mask(output_bits));
-        let root_size = input_bits - Self::shift(self.top_level) + 3;
+        let aperture = Half::Lower.aperture(input_bits);
         // Tables side by side are aligned as one, VTTBR's address to at least 64 bytes (D24,
         // VTTBR_EL2.BADDR).
-        let root = TableShape { lg2_size: root_size, lg2_align: root_size.max(6), max_paddr };
-        Geometry {
-            aperture: Half::Lower.aperture(input_bits),
-            output_bits,
-            top_level: self.top_level,
-            page_sizes: self.page_sizes,
-            root,
-            table: TableShape { lg2_size: G, lg2_align: G, max_paddr },
-        }
+        let tree = (self.top_level, input_bits - Self::shift(self.top_level));
+        Geometry::of_tree::<Self>(aperture, output_bits, self.page_sizes, tree)
     }
 
     #[inline(always)]
@@ -350,6 +340,7 @@ const fn write_if_managed(leaf: u64) -> u64 {
 mod tests {
     use super::super::arm_lpae::tests::{reads_back, writes_are_seen};
     use super::*;
+    use crate::lg2;
     use alloc::vec::Vec;
 
     /// Stage 2 has no privilege, and a device's registers are not cached.

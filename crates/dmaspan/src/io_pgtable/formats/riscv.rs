@@ -12,7 +12,6 @@ use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf};
 use crate::io_pgtable::manual::Manual;
-use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
 
@@ -235,25 +234,16 @@ unsafe impl Format for Riscv {
     }
 
     fn geometry(&self) -> Geometry {
-        let output_bits = self.config.output_bits;
         let top_level = self.config.mode.top_level();
-        let max_paddr = PhysAddr::new(lg2::mask(output_bits));
-        let table = TableShape { lg2_size: 12, lg2_align: 12, max_paddr };
         let bits = Self::shift(top_level + 1);
         // A second stage's root is 16K at a multiple of 16K ("Guest Physical Address Translation").
-        let (aperture, root_lg2) = match self.config.stage {
+        let (aperture, root_lg2_entries) = match self.config.stage {
             // The top input bit is the sign.
-            RiscvStage::First(half) => (half.aperture(bits - 1), 12),
-            RiscvStage::Second => (Half::Lower.aperture(bits + 2), 14),
+            RiscvStage::First(half) => (half.aperture(bits - 1), 9),
+            RiscvStage::Second => (Half::Lower.aperture(bits + 2), 11),
         };
-        Geometry {
-            aperture,
-            output_bits,
-            top_level,
-            page_sizes: self.page_sizes,
-            root: TableShape { lg2_size: root_lg2, lg2_align: root_lg2, max_paddr },
-            table,
-        }
+        let tree = (top_level, root_lg2_entries);
+        Geometry::of_tree::<Self>(aperture, self.config.output_bits, self.page_sizes, tree)
     }
 
     #[inline(always)]

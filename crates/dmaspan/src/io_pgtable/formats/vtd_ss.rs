@@ -11,7 +11,6 @@ use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
 use crate::io_pgtable::manual::Manual;
-use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
 
@@ -188,17 +187,10 @@ unsafe impl Format for VtdSs {
     }
 
     fn geometry(&self) -> Geometry {
-        let (top_level, _) = tree_of::<Self>(self.config.input_bits);
-        let max_paddr = PhysAddr::new(lg2::mask(self.config.output_bits));
-        let table = TableShape { lg2_size: 12, lg2_align: 12, max_paddr };
-        Geometry {
-            aperture: Half::Lower.aperture(self.config.input_bits),
-            output_bits: self.config.output_bits,
-            top_level,
-            page_sizes: self.page_sizes,
-            root: table,
-            table,
-        }
+        let VtdSsConfig { input_bits, output_bits, .. } = self.config;
+        let aperture = Half::Lower.aperture(input_bits);
+        let tree = tree_of::<Self>(input_bits);
+        Geometry::of_tree::<Self>(aperture, output_bits, self.page_sizes, tree)
     }
 
     #[inline(always)]
@@ -217,16 +209,6 @@ unsafe impl Format for VtdSs {
     #[inline(always)]
     fn refuses(&self, prot: Prot) -> bool {
         self.config.read_only == ReadOnlyLeaves::Refused && !prot.contains(Prot::WRITE)
-    }
-
-    #[inline(always)]
-    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | paddr.get()
-    }
-
-    #[inline(always)]
-    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        leaf.wrapping_add(bytes)
     }
 
     #[inline(always)]

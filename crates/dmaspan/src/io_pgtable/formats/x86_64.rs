@@ -14,7 +14,6 @@ use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
 use crate::io_pgtable::manual::Manual;
-use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
 
@@ -194,18 +193,11 @@ unsafe impl Format for X86_64 {
     }
 
     fn geometry(&self) -> Geometry {
-        let (top_level, _) = tree_of::<Self>(self.config.input_bits);
-        let max_paddr = PhysAddr::new(lg2::mask(self.config.output_bits));
-        let table = TableShape { lg2_size: 12, lg2_align: 12, max_paddr };
-        Geometry {
-            // The top input bit is the sign.
-            aperture: self.config.half.aperture(self.config.input_bits - 1),
-            output_bits: self.config.output_bits,
-            top_level,
-            page_sizes: self.page_sizes,
-            root: table,
-            table,
-        }
+        let X86_64Config { input_bits, half, output_bits, .. } = self.config;
+        // The top input bit is the sign.
+        let aperture = half.aperture(input_bits - 1);
+        let tree = tree_of::<Self>(input_bits);
+        Geometry::of_tree::<Self>(aperture, output_bits, self.page_sizes, tree)
     }
 
     #[inline(always)]
@@ -222,16 +214,6 @@ unsafe impl Format for X86_64 {
             if prot.contains(Prot::MMIO) { CACHE_DISABLE | WRITE_THROUGH } else { self.encrypted };
         let kind = if level == 0 { 0 } else { PAGE_SIZE };
         PRESENT | write | user | execute | memory | kind | ACCESSED
-    }
-
-    #[inline(always)]
-    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | paddr.get()
-    }
-
-    #[inline(always)]
-    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        leaf.wrapping_add(bytes)
     }
 
     #[inline(always)]

@@ -185,16 +185,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         Ok(self.unmap_written(mapping, written)?)
     }
 
-    /// Syncs the mapping that begins at `addr` by `sync`, or says that there is none to sync so.
+    /// Syncs the mapping that begins at `addr`, or says that there is none to sync so.
     fn sync_raw(
         &self,
         addr: DmaAddr,
         (offset, len): (u64, u64),
         (turn, direction): (SyncFor, Direction),
         by: Caller,
-        sync: impl FnOnce(&Mapping<T, B>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let check = check(Bytes::Part(offset, len), direction);
+        let sync = |mapping: &Mapping<T, B>| self.sync_single(turn, mapping, (offset, len), by);
         // Under a lock, since a driver names the mapping by a number alone: another thread that
         // unmaps it meanwhile waits for the copy. A pool that copies and an observer call nothing
         // of the device.
@@ -231,10 +231,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        let by = self.caller();
-        self.sync_raw(addr, (offset, len), (SyncFor::Cpu, direction), by, |mapping| {
-            self.sync_single_for_cpu(mapping, (offset, len), by)
-        })
+        self.sync_raw(addr, (offset, len), (SyncFor::Cpu, direction), self.caller())
     }
 
     /// As [`sync_for_device`](Self::sync_for_device), of the mapping that begins at `addr`.
@@ -254,9 +251,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        let by = self.caller();
-        self.sync_raw(addr, (offset, len), (SyncFor::Device, direction), by, |mapping| {
-            self.sync_single_for_device(mapping, (offset, len), by)
-        })
+        self.sync_raw(addr, (offset, len), (SyncFor::Device, direction), self.caller())
     }
 }

@@ -44,20 +44,26 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
-        self.sync_single_for_cpu(mapping, (offset, len), self.caller())
+        self.sync_single(SyncFor::Cpu, mapping, (offset, len), self.caller())
     }
 
-    /// The same for this caller.
+    /// Either, for this caller.
     #[inline(always)]
-    pub(super) fn sync_single_for_cpu(
+    pub(super) fn sync_single(
         &self,
+        turn: SyncFor,
         mapping: &Mapping<T, B>,
         (offset, len): (u64, u64),
         by: Caller,
     ) -> Result<(), Error> {
-        self.observe_sync(mapping, (offset, len), (SyncFor::Cpu, mapping.direction), by);
+        let direction = mapping.direction;
+        self.observe_sync(mapping, (offset, len), (turn, direction), by);
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
-            self.part_for_cpu(piece, mapping.slots.as_ref(), mapping.direction, offset, len);
+            let slots = mapping.slots.as_ref();
+            match turn {
+                SyncFor::Cpu => self.part_for_cpu(piece, slots, direction, offset, len),
+                SyncFor::Device => self.part_for_device(piece, slots, direction, offset, len),
+            }
         }
         Ok(())
     }
@@ -81,22 +87,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
-        self.sync_single_for_device(mapping, (offset, len), self.caller())
-    }
-
-    /// The same for this caller.
-    #[inline(always)]
-    pub(super) fn sync_single_for_device(
-        &self,
-        mapping: &Mapping<T, B>,
-        (offset, len): (u64, u64),
-        by: Caller,
-    ) -> Result<(), Error> {
-        self.observe_sync(mapping, (offset, len), (SyncFor::Device, mapping.direction), by);
-        if let Some(piece) = self.synced_piece(mapping, offset, len)? {
-            self.part_for_device(piece, mapping.slots.as_ref(), mapping.direction, offset, len);
-        }
-        Ok(())
+        self.sync_single(SyncFor::Device, mapping, (offset, len), self.caller())
     }
 
     /// Says that `len` bytes at an offset are to be synced as `direction`, whether they can be or

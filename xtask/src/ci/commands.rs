@@ -27,15 +27,26 @@ enum Form {
 
 use Form::{AsIs, Check, Line, With};
 
-/// A command of the README or of the book.
+/// Commands of the README or of the book that are run alike.
 struct Entry {
-    command: &'static str,
     quick: Form,
     full: Form,
+    commands: &'static [&'static str],
 }
 
-const fn entry(command: &'static str, quick: Form, full: Form) -> Entry {
-    Entry { command, quick, full }
+const fn alike(quick: Form, full: Form) -> Entry {
+    Entry { quick, full, commands: &[] }
+}
+
+impl Entry {
+    const fn of(self, commands: &'static [&'static str]) -> Self {
+        Self { commands, ..self }
+    }
+}
+
+/// Every command, and how it is run.
+fn entries() -> impl Iterator<Item = (&'static str, &'static Entry)> {
+    COMMANDS.iter().flat_map(|entry| entry.commands.iter().map(move |&command| (command, entry)))
 }
 
 /// A quick form of the benchmarks of the core: each case once.
@@ -63,89 +74,103 @@ const KERNEL: Form = Check("kernel");
 const OTHER_CPUS: Form = Check("other CPUs");
 
 const COMMANDS: &[Entry] = &[
-    entry("cargo run --release -- map", With("64M --runs 1"), AsIs),
-    entry(
-        "cargo run --release -- map 2G --memory base",
-        Line("cargo run --release -- map 64M --memory base --runs 1"),
-        AsIs,
-    ),
-    entry("cargo run --release -- devices", AsIs, AsIs),
-    entry("cargo run --release -- plan --layout docs/layouts/laptop-39-bits.toml", FAILS, FAILS),
-    entry("cargo run --release -- doctor", DOCTOR, DOCTOR),
-    entry("cargo test --release -p dmaspan-cli --test it process:: -- --nocapture", TESTS, AsIs),
-    entry(
-        "cargo run --release -- devices 0000:00:05.0",
-        GUESTS,
-        Line("cargo xtask guest --kernel iommufd -- dmaspan devices 0000:00:05.0"),
-    ),
-    entry(
-        "cargo run --release -- map 256M --backend vfio:0000:00:05.0 --runs 3",
+    alike(With("64M --runs 1"), AsIs).of(&["cargo run --release -- map"]),
+    alike(Line("cargo run --release -- map 64M --memory base --runs 1"), AsIs)
+        .of(&["cargo run --release -- map 2G --memory base"]),
+    alike(AsIs, AsIs).of(&[
+        "cargo run --release -- devices",
+        "cargo run --release -- inspect crates/dmaspan-cli/tests/dumps/smmuv3.core \
+         --root 0x434fe000 --iommu smmuv3",
+        "cargo run --release -- inspect crates/dmaspan-cli/tests/dumps/vtd.core --root 0x97f000 \
+         --iommu vtd --iova 0x40001000 --phys 0x201000",
+        "cargo xtask guest --help",
+        "cargo xtask peers --findings",
+    ]),
+    alike(FAILS, FAILS)
+        .of(&["cargo run --release -- plan --layout docs/layouts/laptop-39-bits.toml"]),
+    alike(DOCTOR, DOCTOR).of(&["cargo run --release -- doctor"]),
+    alike(TESTS, AsIs).of(&[
+        "cargo test --release -p dmaspan-cli --test it process:: -- --nocapture",
+        // Tests run the program so, and it takes minutes to build it to be timed.
+        "cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae",
+        "cargo run --release -p dmaspan-bench -- io-pgtable",
+        "cargo run --release -p dmaspan-bench -- dma",
+        "cargo run --release -p dmaspan-bench -- container",
+        "cargo run --release -p dmaspan-bench -- swiotlb",
+        "cargo run --release -p dmaspan-bench -- swiotlb --oversubscribe",
+        "cargo run --release -p dmaspan-bench -- regbuf",
+        "cargo test -p dmaspan-qemu --test it cost -- --nocapture",
+        "cargo run --release -p dmaspan-sim --example packets -- 1000000",
+        "cargo run -p dmaspan-sim --example virtio_blk",
+        "cargo xtask picture",
+    ]),
+    alike(GUESTS, Line("cargo xtask guest --kernel iommufd -- dmaspan devices 0000:00:05.0"))
+        .of(&["cargo run --release -- devices 0000:00:05.0"]),
+    alike(
         GUESTS,
         Line(
             "cargo xtask guest --kernel iommufd --prepare 'hugepages 128' -- \
              dmaspan map 256M --backend vfio:0000:00:05.0 --runs 3",
         ),
-    ),
-    entry(
-        "cargo run --release -- inspect crates/dmaspan-cli/tests/dumps/smmuv3.core \
-         --root 0x434fe000 --iommu smmuv3",
-        AsIs,
-        AsIs,
-    ),
-    entry(
-        "cargo run --release -- inspect crates/dmaspan-cli/tests/dumps/vtd.core --root 0x97f000 \
-         --iommu vtd --iova 0x40001000 --phys 0x201000",
-        AsIs,
-        AsIs,
-    ),
-    entry("cargo xtask guest", GUESTS, GUESTS),
-    entry("cargo xtask guest --series", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot map-pages", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot map-pages-arm", GUESTS, GUESTS),
-    entry(
+    )
+    .of(&["cargo run --release -- map 256M --backend vfio:0000:00:05.0 --runs 3"]),
+    alike(GUESTS, GUESTS).of(&[
+        "cargo xtask guest",
+        "cargo xtask guest --series",
+        "cargo xtask guest --boot map-pages",
+        "cargo xtask guest --boot map-pages-arm",
         "cargo xtask guest --jobs 1 --boot swiotlb --boot swiotlb-one-area --boot no-swiotlb",
-        GUESTS,
-        GUESTS,
-    ),
-    entry("cargo xtask guest --boot large-folios", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot unaligned-bar", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot vm-boot", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot vm-boot-requests", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot registered-buffers", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot vfio-user --boot vfio-user-viommu", GUESTS, GUESTS),
-    entry("cargo xtask guest --kernel newest --boot vfio-user-viommu-whole", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot vfio-user-iops", GUESTS, GUESTS),
-    entry("cargo xtask guest --boot vfio-user-killed --boot vfio-user-killed-busy", GUESTS, GUESTS),
-    entry("cargo run -p dmaspan-nvme-server -- /tmp/nvme.sock disk.img", TESTS, GUESTS),
-    entry("cargo test -p dmaspan-nvme-server hostile", TESTS, TESTS),
-    entry("cargo xtask cross", OTHER_CPUS, OTHER_CPUS),
-    entry("cargo xtask cross bare", OTHER_CPUS, OTHER_CPUS),
-    entry("cargo xtask cross user", OTHER_CPUS, OTHER_CPUS),
-    entry("cargo xtask cross copies", OTHER_CPUS, OTHER_CPUS),
-    entry("cargo xtask cross registers", OTHER_CPUS, OTHER_CPUS),
-    entry("cargo xtask cross guest", OTHER_CPUS, OTHER_CPUS),
-    entry("cargo xtask kernel", KERNEL, KERNEL),
-    entry("cargo xtask kernel aarch64", KERNEL, KERNEL),
-    entry("cargo xtask kernel aarch64-el2", KERNEL, KERNEL),
-    entry("cargo xtask sanitize", Check("sanitizers"), Check("sanitizers")),
-    entry("cargo xtask sanitize big-endian", Check("sanitizers"), Check("sanitizers")),
-    entry("cargo xtask guest --help", AsIs, AsIs),
-    entry(
+        "cargo xtask guest --boot large-folios",
+        "cargo xtask guest --boot unaligned-bar",
+        "cargo xtask guest --boot vm-boot",
+        "cargo xtask guest --boot vm-boot-requests",
+        "cargo xtask guest --boot registered-buffers",
+        "cargo xtask guest --boot vfio-user --boot vfio-user-viommu",
+        "cargo xtask guest --kernel newest --boot vfio-user-viommu-whole",
+        "cargo xtask guest --boot vfio-user-iops",
+        "cargo xtask guest --boot vfio-user-killed --boot vfio-user-killed-busy",
+        "cargo xtask guest --boot noiommu",
+        "dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3",
+        "cargo xtask guest --kernel 6.18 --icount --memory 3G --membar 32G --prepare \"settle 20\" \
+         -- dmaspan map 256M --backend vfio:0000:00:05.0 --runs 3",
+        "cargo xtask guest --kernel 6.12 --icount --membar 32G \
+         -- dmaspan map --backend vfio:0000:00:07.0 --bar 2 --runs 1",
+    ]),
+    alike(TESTS, GUESTS).of(&["cargo run -p dmaspan-nvme-server -- /tmp/nvme.sock disk.img"]),
+    alike(TESTS, TESTS).of(&[
+        "cargo test -p dmaspan-nvme-server hostile",
+        "cargo test -p dmaspan-drivers --test arm_smmu",
+        "cargo test -p dmaspan-bench",
+        "cargo test -p dmaspan-bench a_clone",
+        "cargo test --workspace",
+        "cargo xtask hw",
+    ]),
+    alike(OTHER_CPUS, OTHER_CPUS).of(&[
+        "cargo xtask cross",
+        "cargo xtask cross bare",
+        "cargo xtask cross user",
+        "cargo xtask cross copies",
+        "cargo xtask cross registers",
+        "cargo xtask cross guest",
+    ]),
+    alike(KERNEL, KERNEL).of(&[
+        "cargo xtask kernel",
+        "cargo xtask kernel aarch64",
+        "cargo xtask kernel aarch64-el2",
+    ]),
+    alike(Check("sanitizers"), Check("sanitizers"))
+        .of(&["cargo xtask sanitize", "cargo xtask sanitize big-endian"]),
+    alike(GUESTS, AsIs).of(&[
         "cargo xtask guest --kernel iommufd --icount -- \
          dmaspan-nvme bench 0000:00:05.0 --count 20000 --turns 4 --hand-written",
-        GUESTS,
-        AsIs,
-    ),
-    // Tests run the program so, and it takes minutes to build it to be timed.
-    entry("cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae", TESTS, AsIs),
-    entry("cargo run --release -p dmaspan-bench -- io-pgtable", TESTS, AsIs),
-    entry("cargo run --release -p dmaspan-bench -- dma", TESTS, AsIs),
-    entry("cargo run --release -p dmaspan-bench -- container", TESTS, AsIs),
-    entry("cargo run --release -p dmaspan-bench -- swiotlb", TESTS, AsIs),
-    entry("cargo run --release -p dmaspan-bench -- swiotlb --oversubscribe", TESTS, AsIs),
-    entry("cargo run --release -p dmaspan-bench -- regbuf", TESTS, AsIs),
-    entry(
-        "cargo run --release -p dmaspan-linux --example fixed_copy -- SOURCE TARGET",
+        "cargo xtask guest --kernel iommufd -- dmaspan map 64M --runs 1",
+        "cargo xtask guest --kernel iommufd -- dmaspan-guest cases --backend iommufd mock/",
+        "cargo xtask guest --kernel iommufd --memory 3G \
+         -- dmaspan-guest cases --backend iommufd pins/",
+        "cargo xtask guest --kernel iommufd --boot viommu-pins",
+        "cargo xtask guest --kernel iommufd --boot requests",
+    ]),
+    alike(
         TESTS,
         Line(
             "there=$(mktemp -d -p \"${CARGO_TARGET_DIR:-target}\") && \
@@ -154,79 +179,48 @@ const COMMANDS: &[Entry] = &[
              \"$there/source\" \"$there/target\" && cmp \"$there/source\" \"$there/target\"; \
              code=$?; rm -r \"$there\"; exit $code",
         ),
-    ),
-    entry("cargo test -p dmaspan-qemu --test it cost -- --nocapture", TESTS, AsIs),
-    entry("cargo test -p dmaspan-drivers --test arm_smmu", TESTS, TESTS),
-    entry("cargo run --release -p dmaspan-sim --example packets -- 1000000", TESTS, AsIs),
-    entry("cargo run -p dmaspan-sim --example virtio_blk", TESTS, AsIs),
-    entry("cargo xtask peers", Line(ONE_ROW), AsIs),
-    entry("cargo xtask peers --runs 3 --case domain", Line(DMA_PAIR), AsIs),
-    entry(
-        "cargo xtask peers --runs 3 --case swiotlb",
-        Line("cargo xtask peers --runs 1 --case swiotlb/pair_4k"),
-        AsIs,
-    ),
-    entry("cargo xtask peers --instructions --case dma_lpae", Line(ONE_COUNT), AsIs),
-    entry("cargo xtask peers --runs 3 --case dma_lpae/", Line(ONE_COUNT), AsIs),
-    entry(
+    )
+    .of(&["cargo run --release -p dmaspan-linux --example fixed_copy -- SOURCE TARGET"]),
+    alike(Line(ONE_ROW), AsIs).of(&["cargo xtask peers", "cargo xtask peers --format json"]),
+    alike(Line(DMA_PAIR), AsIs).of(&[
+        "cargo xtask peers --runs 3 --case domain",
+        "cargo xtask peers --runs 3 --case dma_pair",
+    ]),
+    alike(Line("cargo xtask peers --runs 1 --case swiotlb/pair_4k"), AsIs)
+        .of(&["cargo xtask peers --runs 3 --case swiotlb"]),
+    alike(Line(ONE_COUNT), AsIs).of(&[
+        "cargo xtask peers --instructions --case dma_lpae",
+        "cargo xtask peers --runs 3 --case dma_lpae/",
         "cargo xtask peers --runs 3 --case dma_lpae/ --invalidation-ns 1000",
-        Line(ONE_COUNT),
-        AsIs,
-    ),
-    entry("cargo xtask peers --contention", Line(ONE_CONTENTION), AsIs),
-    entry("cargo xtask peers --instructions --case container", Line(ONE_CONTAINER), AsIs),
-    entry("cargo xtask peers --runs 3 --case container", Line(ONE_CONTAINER), AsIs),
-    entry("cargo xtask peers --instructions --case registered", Line(ONE_REGISTERED), AsIs),
-    entry("cargo xtask peers --runs 1 --case registered/import", Line(ONE_REGISTERED), AsIs),
-    entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),
-    entry("cargo xtask peers --findings", AsIs, AsIs),
-    entry("cargo test -p dmaspan-bench", TESTS, TESTS),
-    entry("cargo test -p dmaspan-bench a_clone", TESTS, TESTS),
-    entry("cargo test -p dmaspan --test loom", Check("interleavings"), Check("interleavings")),
-    entry("cargo xtask guest --kernel iommufd -- dmaspan map 64M --runs 1", GUESTS, AsIs),
-    entry(
-        "cargo xtask guest --kernel iommufd -- dmaspan-guest cases --backend iommufd mock/",
-        GUESTS,
-        AsIs,
-    ),
-    entry(
-        "cargo xtask guest --kernel iommufd --memory 3G \
-         -- dmaspan-guest cases --backend iommufd pins/",
-        GUESTS,
-        AsIs,
-    ),
-    entry("cargo xtask guest --boot noiommu", GUESTS, GUESTS),
-    entry("cargo xtask guest --kernel iommufd --boot viommu-pins", GUESTS, AsIs),
-    entry("cargo xtask guest --kernel iommufd --boot requests", GUESTS, AsIs),
-    entry("dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3", GUESTS, GUESTS),
-    entry(
-        "cargo xtask guest --kernel 6.18 --icount --memory 3G --membar 32G --prepare \"settle 20\" \
-         -- dmaspan map 256M --backend vfio:0000:00:05.0 --runs 3",
-        GUESTS,
-        GUESTS,
-    ),
-    entry(
-        "cargo xtask guest --kernel 6.12 --icount --membar 32G \
-         -- dmaspan map --backend vfio:0000:00:07.0 --bar 2 --runs 1",
-        GUESTS,
-        GUESTS,
-    ),
-    entry("cargo test --workspace", TESTS, TESTS),
-    entry("cargo bench -p dmaspan --bench io_pgtable", Line(BENCHES), AsIs),
-    entry("cargo bench -p dmaspan --bench dma", Line(BENCHES), AsIs),
-    entry("cargo bench -p dmaspan --bench regbuf", Line(BENCHES), AsIs),
-    entry("cargo bench -p dmaspan-drivers --bench queue", Line(BENCHES), AsIs),
-    entry("cargo xtask peers --runs 3 --case iova/", Line(IOVAS), AsIs),
-    entry("cargo xtask peers --runs 3 --case dma_pair", Line(DMA_PAIR), AsIs),
-    entry("cargo xtask peers --format json", Line(ONE_ROW), AsIs),
-    entry("cargo xtask picture", TESTS, AsIs),
-    entry("cargo xtask book", BOOK, BOOK),
-    entry("cargo doc --workspace --no-deps --open", Check("documentation"), Check("documentation")),
-    entry("cargo xtask hw", TESTS, TESTS),
-    entry("cargo xtask msrv", Check("oldest Rust"), Check("oldest Rust")),
-    // The very thing that runs.
-    entry("cargo xtask ci", Check(""), Check("")),
-    entry("cargo xtask ci --full", Check(""), Check("")),
+    ]),
+    alike(Line(ONE_CONTENTION), AsIs).of(&["cargo xtask peers --contention"]),
+    alike(Line(ONE_CONTAINER), AsIs).of(&[
+        "cargo xtask peers --instructions --case container",
+        "cargo xtask peers --runs 3 --case container",
+    ]),
+    alike(Line(ONE_REGISTERED), AsIs).of(&[
+        "cargo xtask peers --instructions --case registered",
+        "cargo xtask peers --runs 1 --case registered/import",
+    ]),
+    alike(With("--configurations 100"), AsIs).of(&["cargo xtask peers --bytes"]),
+    alike(Check("interleavings"), Check("interleavings"))
+        .of(&["cargo test -p dmaspan --test loom"]),
+    alike(Line(BENCHES), AsIs).of(&[
+        "cargo bench -p dmaspan --bench io_pgtable",
+        "cargo bench -p dmaspan --bench dma",
+        "cargo bench -p dmaspan --bench regbuf",
+        "cargo bench -p dmaspan-drivers --bench queue",
+    ]),
+    alike(Line(IOVAS), AsIs).of(&["cargo xtask peers --runs 3 --case iova/"]),
+    alike(BOOK, BOOK).of(&["cargo xtask book"]),
+    alike(Check("documentation"), Check("documentation"))
+        .of(&["cargo doc --workspace --no-deps --open"]),
+    alike(Check("oldest Rust"), Check("oldest Rust")).of(&["cargo xtask msrv"]),
+    alike(Check(""), Check("")).of(&[
+        // The very thing that runs.
+        "cargo xtask ci",
+        "cargo xtask ci --full",
+    ]),
 ];
 
 /// Runs all commands of README and book that no other check runs, each line once, and returns what
@@ -237,14 +231,14 @@ pub(super) fn run(extent: Extent) -> Vec<String> {
         Err(why) => vec![why.to_owned()],
     };
     let mut lines: Vec<String> = Vec::new();
-    for entry in COMMANDS {
+    for (command, entry) in entries() {
         let form = match extent {
             Extent::Quick => entry.quick,
             Extent::Full => entry.full,
         };
         let line = match form {
-            AsIs => entry.command.to_owned(),
-            With(words) => format!("{} {words}", entry.command),
+            AsIs => command.to_owned(),
+            With(words) => format!("{command} {words}"),
             Line(line) => line.to_owned(),
             Check(_) => continue,
         };
@@ -282,7 +276,7 @@ fn unknown(tree: &Tree) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for (path, text) in documents(tree) {
         for command in commands(text) {
-            let is_known = COMMANDS.iter().any(|entry| entry.command == command);
+            let is_known = entries().any(|(known, _)| known == command);
             if !is_known && !is_example(tree, &command) {
                 problems.push(format!(
                     "{path} has `{command}`, and xtask/src/ci/commands.rs does not say how it \
@@ -292,9 +286,8 @@ fn unknown(tree: &Tree) -> Vec<String> {
             all.push(command);
         }
     }
-    let old = COMMANDS.iter().filter(|entry| !all.iter().any(|one| one == entry.command));
-    problems.extend(old.map(|entry| {
-        let command = entry.command;
+    let old = entries().filter(|(command, _)| !all.iter().any(|one| one == command));
+    problems.extend(old.map(|(command, _)| {
         format!("nothing has `{command}`: take it out of xtask/src/ci/commands.rs")
     }));
     problems
@@ -350,11 +343,11 @@ mod tests {
 
     #[test]
     fn what_another_check_runs_names_a_check_that_there_is() {
-        for entry in COMMANDS {
+        for (command, entry) in entries() {
             for form in [entry.quick, entry.full] {
                 if let Check(name) = form {
                     let is_one = CHECKS.iter().any(|check| check.name.starts_with(name));
-                    assert!(is_one, "{}: {name}", entry.command);
+                    assert!(is_one, "{command}: {name}");
                 }
             }
         }
@@ -373,10 +366,10 @@ mod tests {
         for path in ["README.md", "docs/src/a/b.md"] {
             let problems = found(path);
             // No other command is there.
-            assert_eq!(problems.len(), 1 + COMMANDS.len());
+            assert_eq!(problems.len(), 1 + entries().count());
             assert!(problems[0].starts_with(&format!("{path} has `cargo brew`")), "{problems:?}");
         }
-        assert_eq!(found("CONTRIBUTING.md").len(), COMMANDS.len());
+        assert_eq!(found("CONTRIBUTING.md").len(), entries().count());
     }
 
     #[test]

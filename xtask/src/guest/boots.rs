@@ -151,6 +151,10 @@ const PLAIN: Boot = Boot {
     backends: &[],
 };
 
+/// A boot with the disk of a server beside QEMU.
+const OF_SERVER: Boot =
+    Boot { on: &[On::Newest], qemu: SERVED, memory: "1G", served: Served::Judged, ..PLAIN };
+
 /// All boots.
 pub(super) const BOOTS: &[Boot] = &[
     Boot {
@@ -402,72 +406,51 @@ pub(super) const BOOTS: &[Boot] = &[
     },
     Boot {
         name: "vfio-user",
-        on: &[On::Newest],
-        qemu: SERVED,
-        memory: "1G",
         cmdline: "intel_iommu=off",
         seconds: 1200,
         commands: &["dmaspan-guest served write random files reset pieces unbind"],
-        served: Served::Judged,
-        ..PLAIN
+        ..OF_SERVER
     },
     Boot {
         name: "vfio-user-viommu",
-        on: &[On::Newest],
-        qemu: SERVED,
-        memory: "1G",
         cmdline: "iommu.strict=1",
         seconds: 1800,
         commands: &["dmaspan-guest served part random files reset"],
-        served: Served::Judged,
-        ..PLAIN
+        ..OF_SERVER
     },
     Boot {
         name: "vfio-user-viommu-whole",
         on: &[On::Named(&["newest"])],
-        qemu: SERVED,
-        memory: "1G",
         cmdline: "iommu.strict=1",
         seconds: 3600,
         commands: &["dmaspan-guest served write random files reset"],
-        served: Served::Judged,
-        ..PLAIN
+        ..OF_SERVER
     },
     Boot {
         name: "vfio-user-iops",
         on: &[On::Named(&["newest"])],
-        qemu: SERVED,
-        memory: "1G",
         cmdline: "intel_iommu=off",
         seconds: 1200,
         commands: &["settle 10", "dmaspan-guest served iops"],
         served: Served::Measured,
-        ..PLAIN
+        ..OF_SERVER
     },
     Boot {
         name: "vfio-user-killed",
-        on: &[On::Newest],
-        qemu: SERVED,
-        memory: "1G",
         // The driver gives a command up earlier than it would by itself, which is after 30 s.
         cmdline: "intel_iommu=off nvme_core.io_timeout=15",
         seconds: 600,
         commands: &["dmaspan-guest served layout killed"],
-        served: Served::Judged,
         again: &["dmaspan-guest served flushed=FLUSHED"],
-        ..PLAIN
+        ..OF_SERVER
     },
     Boot {
         name: "vfio-user-killed-busy",
-        on: &[On::Newest],
-        qemu: SERVED,
-        memory: "1G",
         cmdline: "intel_iommu=off nvme_core.io_timeout=15",
         seconds: 600,
         commands: &["dmaspan-guest served layout killed-busy"],
-        served: Served::Judged,
         again: &["dmaspan-guest served flushed=FLUSHED"],
-        ..PLAIN
+        ..OF_SERVER
     },
 ];
 

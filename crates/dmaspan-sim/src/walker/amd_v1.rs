@@ -64,26 +64,18 @@ impl AmdV1Walker {
     /// and for reserved values.
     pub fn new(registers: AmdV1WalkRegisters) -> Result<Self, BadRegister> {
         let dte = registers.dte;
-        let reserved = |field, value| Err(BadRegister::Reserved { field, value });
-        if dte & (VALID | TRANSLATION_VALID) != VALID | TRANSLATION_VALID {
-            return reserved("V and TV", dte & 3);
-        }
+        let valid = dte & (VALID | TRANSLATION_VALID);
+        BadRegister::refuse(valid != VALID | TRANSLATION_VALID, "V and TV", valid)?;
         let unused = dte & (bits(6, 2) | 1 << 63);
-        if unused != 0 {
-            return reserved("bits 6:2 and 63", unused);
-        }
-        if dte & GUEST != 0 {
-            return reserved("GV", 1);
-        }
+        BadRegister::refuse(unused != 0, "bits 6:2 and 63", unused)?;
+        BadRegister::refuse(dte & GUEST != 0, "GV", 1)?;
         let mode = level_field(dte);
-        if !(1..=6).contains(&mode) {
-            return reserved("Mode", mode.into());
-        }
+        BadRegister::refuse(!(1..=6).contains(&mode), "Mode", mode.into())?;
         let (accessed, dirty) = match (dte & bits(8, 7)) >> 7 {
             0b00 => (Switch::Off, Switch::Off),
             0b01 => (Switch::On, Switch::Off),
             0b11 => (Switch::On, Switch::On),
-            had => return reserved("HAD", had),
+            value => return Err(BadRegister::Reserved { field: "HAD", value }),
         };
         Ok(Self { registers, mode, accessed, dirty })
     }

@@ -77,23 +77,21 @@ impl MockWalker {
     /// [`BadRegister`] for an input size out of range, and a root that is misaligned or above
     /// 52 bits.
     pub fn new(registers: MockWalkRegisters) -> Result<Self, BadRegister> {
-        let reserved = |field, value| Err(BadRegister::Reserved { field, value });
         let MockWalkRegisters { root, input_lg2, .. } = registers;
         let root_level = match input_lg2 {
             19 => 0,
             20..=27 => 1,
             28..=35 => 2,
             36..=43 => 3,
-            _ => return reserved("the input size", input_lg2.into()),
+            _ => {
+                let (field, value) = ("the input size", input_lg2.into());
+                return Err(BadRegister::Reserved { field, value });
+            }
         };
         let walker = Self { registers, root_level };
         let align_lg2 = (input_lg2 - walker.entry_lg2(root_level) + 3).max(6);
-        if !lg2::is_aligned(root, align_lg2) {
-            return Err(BadRegister::Root { root, align_lg2 });
-        }
-        if root >> 52 != 0 {
-            return reserved("the root", root);
-        }
+        BadRegister::refuse_misaligned(root, align_lg2)?;
+        BadRegister::refuse(root >> 52 != 0, "the root", root)?;
         Ok(walker)
     }
 

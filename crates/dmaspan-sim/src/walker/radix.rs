@@ -60,6 +60,18 @@ pub enum BadRegister {
     },
 }
 
+impl BadRegister {
+    /// Refuses the value of a field where it is `unusable`.
+    pub(super) fn refuse(unusable: bool, field: &'static str, value: u64) -> Result<(), Self> {
+        if unusable { Err(Self::Reserved { field, value }) } else { Ok(()) }
+    }
+
+    /// Refuses a root that is not aligned.
+    pub(super) fn refuse_misaligned(root: u64, align_lg2: u32) -> Result<(), Self> {
+        if lg2::is_aligned(root, align_lg2) { Ok(()) } else { Err(Self::Root { root, align_lg2 }) }
+    }
+}
+
 /// What an entry leads to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Next {

@@ -83,7 +83,6 @@ impl RiscvWalker {
     ///
     /// [`BadRegister`] for a MODE that is Bare or reserved, reserved bits, and a misaligned root.
     pub fn new(registers: RiscvWalkRegisters) -> Result<Self, BadRegister> {
-        let reserved = |field, value| Err(BadRegister::Reserved { field, value });
         let (register, align_lg2) = match registers.stage {
             RiscvRoot::First { fsc } => (fsc, 12),
             RiscvRoot::Second { iohgatp } => (iohgatp, 14),
@@ -92,15 +91,14 @@ impl RiscvWalker {
             8 => 3,
             9 => 4,
             10 => 5,
-            mode => return reserved("MODE", mode),
+            value => return Err(BadRegister::Reserved { field: "MODE", value }),
         };
-        if matches!(registers.stage, RiscvRoot::First { .. }) && register & bits(59, 44) != 0 {
-            return reserved("bits 59:44", register & bits(59, 44));
+        if matches!(registers.stage, RiscvRoot::First { .. }) {
+            let above = register & bits(59, 44);
+            BadRegister::refuse(above != 0, "bits 59:44", above)?;
         }
         let root = (register & bits(43, 0)) << 12;
-        if !lg2::is_aligned(root, align_lg2) {
-            return Err(BadRegister::Root { root, align_lg2 });
-        }
+        BadRegister::refuse_misaligned(root, align_lg2)?;
         Ok(Self { registers, levels, root })
     }
 

@@ -64,23 +64,12 @@ impl VtdSsWalker {
     /// [`BadRegister`] for reserved values and a root that is misaligned or above the host address
     /// width.
     pub fn new(registers: VtdSsWalkRegisters) -> Result<Self, BadRegister> {
-        let reserved = |field, value| Err(BadRegister::Reserved { field, value });
-        if !(1..=3).contains(&registers.aw) {
-            return reserved("AW", registers.aw.into());
-        }
-        if registers.sslps > 3 {
-            return reserved("SSLPS", registers.sslps.into());
-        }
-        if !(12..=52).contains(&registers.host_lg2) {
-            return reserved("HAW", registers.host_lg2.into());
-        }
-        let root = registers.ssptptr;
-        if !lg2::is_aligned(root, 12) {
-            return Err(BadRegister::Root { root, align_lg2: 12 });
-        }
-        if root & !lg2::mask(registers.host_lg2) != 0 {
-            return reserved("SSPTPTR", root);
-        }
+        let VtdSsWalkRegisters { ssptptr: root, aw, host_lg2, sslps, .. } = registers;
+        BadRegister::refuse(!(1..=3).contains(&aw), "AW", aw.into())?;
+        BadRegister::refuse(sslps > 3, "SSLPS", sslps.into())?;
+        BadRegister::refuse(!(12..=52).contains(&host_lg2), "HAW", host_lg2.into())?;
+        BadRegister::refuse_misaligned(root, 12)?;
+        BadRegister::refuse(root & !lg2::mask(host_lg2) != 0, "SSPTPTR", root)?;
         Ok(Self { registers, levels: registers.aw + 2 })
     }
 

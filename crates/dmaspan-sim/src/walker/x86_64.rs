@@ -104,24 +104,18 @@ impl X86Walker {
     /// [`BadRegister`] for another number of levels, an address width out of range, a root above
     /// it, an encryption mask that is no address bit, and reserved memory types.
     pub fn new(registers: X86_64WalkRegisters) -> Result<Self, BadRegister> {
-        let reserved = |field, value| Err(BadRegister::Reserved { field, value });
-        if !(4..=5).contains(&registers.levels) {
-            return reserved("the number of levels", registers.levels.into());
-        }
-        if !(32..=52).contains(&registers.physical_lg2) {
-            return reserved("MAXPHYADDR", registers.physical_lg2.into());
-        }
-        if registers.encryption_mask & !ADDRESS != 0 {
-            return reserved("the encryption mask", registers.encryption_mask);
-        }
+        let X86_64WalkRegisters { root, levels, physical_lg2, encryption_mask, pat, .. } =
+            registers;
+        let wrong = !(4..=5).contains(&levels);
+        BadRegister::refuse(wrong, "the number of levels", levels.into())?;
+        BadRegister::refuse(!(32..=52).contains(&physical_lg2), "MAXPHYADDR", physical_lg2.into())?;
+        let is_more = encryption_mask & !ADDRESS != 0;
+        BadRegister::refuse(is_more, "the encryption mask", encryption_mask)?;
         let walker = Self { registers };
-        let above = registers.root & bits(63, 12) & !walker.address_mask();
-        if above & !registers.encryption_mask != 0 {
-            return reserved("the root", registers.root);
-        }
-        if registers.pat.to_le_bytes().iter().any(|kind| matches!(kind, 2 | 3 | 8..)) {
-            return reserved("PAT", registers.pat);
-        }
+        let above = root & bits(63, 12) & !walker.address_mask();
+        BadRegister::refuse(above & !encryption_mask != 0, "the root", root)?;
+        let is_reserved = |kind: &u8| matches!(kind, 2 | 3 | 8..);
+        BadRegister::refuse(pat.to_le_bytes().iter().any(is_reserved), "PAT", pat)?;
         Ok(walker)
     }
 

@@ -4,23 +4,4 @@
 //! They stand where something leaks, or a device is attached or goes, and on no way that a request
 //! takes.
 
-macro_rules! say {
-    ($level:ident, $($message:tt)+) => {{
-        #[cfg(feature = "log")]
-        ::log::$level!($($message)+);
-        #[cfg(not(feature = "log"))]
-        if false {
-            let _ = ::core::format_args!($($message)+);
-        }
-    }};
-}
-
-macro_rules! warn_ {
-    ($($message:tt)+) => { $crate::log::say!(warn, $($message)+) };
-}
-
-macro_rules! info_ {
-    ($($message:tt)+) => { $crate::log::say!(info, $($message)+) };
-}
-
-pub(crate) use {info_ as info, say, warn_ as warn};
+pub(crate) use dmaspan::{__info as info, __warn as warn};

@@ -4,7 +4,10 @@
 //! They stand where something goes wrong or changes for long, and on no way that a driver's packet
 //! takes.
 
-macro_rules! say {
+/// Says something at a level. Which crate it is said in decides whether there is that feature.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __say {
     ($level:ident, $($message:tt)+) => {{
         #[cfg(feature = "log")]
         ::log::$level!($($message)+);
@@ -15,12 +18,16 @@ macro_rules! say {
     }};
 }
 
-macro_rules! warn_ {
-    ($($message:tt)+) => { $crate::log::say!(warn, $($message)+) };
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __warn {
+    ($($message:tt)+) => { $crate::__say!(warn, $($message)+) };
 }
 
-macro_rules! info_ {
-    ($($message:tt)+) => { $crate::log::say!(info, $($message)+) };
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __info {
+    ($($message:tt)+) => { $crate::__say!(info, $($message)+) };
 }
 
-pub(crate) use {info_ as info, say, warn_ as warn};
+pub(crate) use {__info as info, __warn as warn};

@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 
 use dmaspan_linux::pci::System;
 use dmaspan_linux::vfio::{Backend, VfioDevice, VfioSpace};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::{Result, same};
+use super::{MIB, Result, same};
 
 /// The function that every guest has an NVMe controller at.
 const NVME: &str = "0000:00:05.0";
@@ -124,6 +126,20 @@ impl Need {
             },
         }
     }
+}
+
+/// Does something while this process may lock 4 MiB, and has no privilege to lock more.
+pub(super) fn with_4_mib_to_lock<T>(act: impl FnOnce() -> T) -> Result<T> {
+    let (limits, rights) = (getrlimit(Resource::Memlock), capabilities(None)?);
+    let limit = Rlimit { current: Some(4 * MIB), maximum: limits.maximum };
+    setrlimit(Resource::Memlock, limit)?;
+    let mut fewer = rights;
+    fewer.effective.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, fewer)?;
+    let done = act();
+    set_capabilities(None, rights)?;
+    setrlimit(Resource::Memlock, limits)?;
+    Ok(done)
 }
 
 /// A function in sysfs.

@@ -12,15 +12,12 @@ use dmaspan_linux::plan::forecast::{
     PlanFinding, PlanSeverity, RegionPages,
 };
 use dmaspan_linux::plan::{MapError, Mapper, MmioSpace, PlanError, Region};
-use dmaspan_linux::vfio::{self, Backend, LockedBy, VfioSpace};
+use dmaspan_linux::vfio::{self, Backend, LockedBy, VfioDevice, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{
-    CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities,
-};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use serde_json::Value;
 
-use super::context::PEER;
+use super::context::{PEER, with_4_mib_to_lock};
 use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, page, same};
 
 const ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
@@ -145,18 +142,12 @@ fn memlock(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let memory = base(8 * MIB)?;
     let regions = vec![Region::whole(&memory, Prot::READ_WRITE)];
-    let (limits, rights) = (getrlimit(Resource::Memlock), capabilities(None)?);
-    let limit = Rlimit { current: Some(4 * MIB), maximum: limits.maximum };
-    setrlimit(Resource::Memlock, limit)?;
-    let mut fewer = rights;
-    fewer.effective.remove(CapabilitySet::IPC_LOCK);
-    set_capabilities(None, fewer)?;
-    let forecast = layout(context, &space, &regions).map(|layout| Forecast::new(&layout));
-    let mapper = Mapper::new(space)?;
-    let mapped = mapper.map(regions.clone());
-    set_capabilities(None, rights)?;
-    setrlimit(Resource::Memlock, limits)?;
-    let forecast = forecast??;
+    let (forecast, mapper, mapped) = with_4_mib_to_lock(|| -> Result<_> {
+        let forecast = Forecast::new(&layout(context, &space, &regions)?)?;
+        let mapper = Mapper::new(space)?;
+        let mapped = mapper.map(regions.clone());
+        Ok((forecast, mapper, mapped))
+    })??;
     let said = forecast.findings.iter().find_map(|finding| match finding {
         PlanFinding::Memlock { needed, limit, .. } => Some((*needed, *limit)),
         _ => None,
@@ -178,17 +169,27 @@ fn memlock(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
-fn mappings(context: &Context) -> Result {
-    let Ok(usual) = fs::read_to_string(ENTRY_LIMIT) else {
-        return Ok(Outcome::Skipped(format!("the kernel has no {ENTRY_LIMIT}")));
-    };
+/// A space that was opened while four mappings were the most, its device, and five regions of which
+/// each is a mapping; `None` where the kernel has no such limit.
+fn five_of_four(
+    context: &Context,
+    memory: &Arc<Memory>,
+) -> Result<Option<(VfioSpace, VfioDevice, Vec<Region>)>> {
+    let Ok(usual) = fs::read_to_string(ENTRY_LIMIT) else { return Ok(None) };
     fs::write(ENTRY_LIMIT, "4")?;
     let opened = context.open();
     fs::write(ENTRY_LIMIT, usual.trim())?;
-    let (space, _device) = opened?;
-    let memory = base(MIB)?;
-    let piece = |n: u64| Region::part(&memory, 2 * n * page(), page(), Prot::READ_WRITE);
+    let (space, device) = opened?;
+    let piece = |n: u64| Region::part(memory, 2 * n * page(), page(), Prot::READ_WRITE);
     let regions = (0..5).map(piece).collect::<Result<Vec<_>, _>>()?;
+    Ok(Some((space, device, regions)))
+}
+
+fn mappings(context: &Context) -> Result {
+    let memory = base(MIB)?;
+    let Some((space, _device, regions)) = five_of_four(context, &memory)? else {
+        return Ok(Outcome::Skipped(format!("the kernel has no {ENTRY_LIMIT}")));
+    };
     let forecast = Forecast::new(&layout(context, &space, &regions)?)?;
     let mapper = Mapper::new(space)?;
     let refused = planned_error(&forecast)?;
@@ -209,16 +210,10 @@ fn mappings(context: &Context) -> Result {
 
 /// As many mappings as type 1 would refuse.
 fn unlimited(context: &Context) -> Result {
-    let Ok(usual) = fs::read_to_string(ENTRY_LIMIT) else {
+    let memory = base(MIB)?;
+    let Some((space, _device, regions)) = five_of_four(context, &memory)? else {
         return Ok(Outcome::Skipped(format!("the kernel has no {ENTRY_LIMIT}")));
     };
-    fs::write(ENTRY_LIMIT, "4")?;
-    let opened = context.open();
-    fs::write(ENTRY_LIMIT, usual.trim())?;
-    let (space, _device) = opened?;
-    let memory = base(MIB)?;
-    let piece = |n: u64| Region::part(&memory, 2 * n * page(), page(), Prot::READ_WRITE);
-    let regions = (0..5).map(piece).collect::<Result<Vec<_>, _>>()?;
     let forecast = Forecast::new(&layout(context, &space, &regions)?)?;
     check!(forecast.verdict() < PlanSeverity::Fails);
     let mapped = Mapper::new(space)?.map(regions)?;

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
 use dmaspan_linux::vfio::{self, Backend, OpenError, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::context::FREE_HUGEPAGES;
+use super::context::{FREE_HUGEPAGES, with_4_mib_to_lock};
 use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case, noiommu, page, same};
 
 const AT: u64 = 1 << 32;
@@ -112,20 +110,11 @@ fn parts_and_overlaps(context: &Context) -> Result {
 fn locked_memory(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let memory = Arc::new(Memory::new(MemoryKind::Base, 8 * MIB)?);
-    let (limits, rights) = (getrlimit(Resource::Memlock), capabilities(None)?);
-    let limit = Rlimit { current: Some(4 * MIB), maximum: limits.maximum };
-    setrlimit(Resource::Memlock, limit)?;
-    let mut fewer = rights;
-    fewer.effective.remove(CapabilitySet::IPC_LOCK);
-    set_capabilities(None, fewer)?;
     let locked = locked_kib()?;
-    let at = Iova::new(AT);
-    let too_much = space.map(&memory, memory.user_range(), at, Prot::READ_WRITE);
-    let fits = space.map(&memory, memory.sub_range(0, 2 * MIB)?, at, Prot::READ_WRITE);
-    let beside = Iova::new(2 * AT);
-    let rest = space.map(&memory, memory.sub_range(0, 3 * MIB)?, beside, Prot::READ_WRITE);
-    set_capabilities(None, rights)?;
-    setrlimit(Resource::Memlock, limits)?;
+    let map = |user, at| space.map(&memory, user, Iova::new(at), Prot::READ_WRITE);
+    let (two, three) = (memory.sub_range(0, 2 * MIB)?, memory.sub_range(0, 3 * MIB)?);
+    let [too_much, fits, rest] =
+        with_4_mib_to_lock(|| [map(memory.user_range(), AT), map(two, AT), map(three, 2 * AT)])?;
     match &too_much {
         Err(error @ vfio::Error::MemlockLimit { needed, limit, .. }) => {
             same((*needed, *limit), (8 * MIB, 4 * MIB), "needed and limit")?;

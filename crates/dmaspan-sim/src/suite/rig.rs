@@ -8,11 +8,12 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use parking_lot::Mutex;
 
 use super::Subject;
-use super::space::Space;
+use super::space::{Space, range};
 use super::survey::{self, Seen};
 use super::tree::{PROT, Tree, WordOf};
 use crate::iotlb::{Iotlb, IotlbConfig};
 use crate::modelled::take;
+use crate::rng::Rng;
 use crate::walker::Switch;
 
 /// The IOMMU of a subject's tables, with caches that forget nothing by themselves.
@@ -133,6 +134,40 @@ where
     M: TableMemory<WordOf<S>>,
     O: IommuOps<Address = PhysAddr>,
 {
+    /// A part of what is mapped there that begins and ends with leaves: split, where they can be.
+    pub(super) fn part_of(&self, whole: IovaRange, rng: &mut Rng) -> IovaRange {
+        let granule = self.space.granule();
+        let granules = whole.len_less_one() / granule + 1;
+        let from = rng.below(granules);
+        let count = 1 + rng.below(granules - from);
+        let part = range(whole.start().get() + from * granule, count * granule);
+        let ends = [Some(part.start()), part.last().checked_add(1)];
+        let is_split = ends.into_iter().flatten().all(|end| {
+            let inside = whole.contains(end) && end != whole.start();
+            !inside || self.split(end.get(), Gap::Accept).is_ok()
+        });
+        if is_split { part } else { whole }
+    }
+
+    /// Unmaps a range by a buffer that becomes full; the next sync of `gather`, which is of this
+    /// domain, is to be for it too.
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn unmap_into(&self, range: IovaRange, gather: &mut Gather<M::List>) {
+        let mut room = SpanBuf::room::<2>();
+        let mut buf = SpanBuf::new(&mut room);
+        // SAFETY: nobody else works on the domain; its devices reach no memory.
+        let mut unsynced = unsafe { self.domain.unmap(range, &mut buf) }.unwrap();
+        loop {
+            let (more, rest) = unsynced.into_gather();
+            // SAFETY: both are this domain's.
+            unsafe { self.domain.merge(gather, more) };
+            buf.clear();
+            let Some(rest) = rest else { break };
+            // SAFETY: as above.
+            unsynced = unsafe { self.domain.resume(rest, &mut buf) };
+        }
+    }
+
     #[expect(unsafe_code, reason = "devices of the suite reach no memory")]
     pub(super) fn map(&self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), iommu::Error> {
         // SAFETY: no other thread of a case has this range, and its devices only translate.

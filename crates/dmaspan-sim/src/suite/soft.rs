@@ -6,7 +6,7 @@ use std::thread;
 use dmaspan::io_pgtable::{DirtyBitmap, Format, Gap, PageTable};
 use dmaspan::iommu::soft::{AccessFailed, SoftDevice, SoftIommu};
 use dmaspan::iommu::{Domain, FaultAccess, FaultReason};
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, lg2};
 
 use super::rig::Rig;
 use super::space::{Space, range, span};
@@ -167,21 +167,6 @@ impl<S: Subject> World<S> {
         }
     }
 
-    /// A part of what is mapped there that begins and ends with leaves: split, where they can be.
-    fn part_of(&mut self, whole: IovaRange) -> IovaRange {
-        let granule = self.behind.rig.space.granule();
-        let granules = whole.len_less_one() / granule + 1;
-        let from = self.rng.below(granules);
-        let count = 1 + self.rng.below(granules - from);
-        let part = range(whole.start().get() + from * granule, count * granule);
-        let ends = [Some(part.start()), part.last().checked_add(1)];
-        let is_split = ends.into_iter().flatten().all(|end| {
-            let inside = whole.contains(end) && end != whole.start();
-            !inside || self.behind.rig.split(end.get(), Gap::Accept).is_ok()
-        });
-        if is_split { part } else { whole }
-    }
-
     /// Unmaps some mappings or parts of them. The devices look for them once more before the sync.
     #[expect(unsafe_code, reason = "one thread works on the domain")]
     fn unmap(&mut self) -> Vec<IovaRange> {
@@ -192,22 +177,13 @@ impl<S: Subject> World<S> {
                 break;
             }
             let whole = self.mapped.swap_remove(self.rng.index(self.mapped.len()));
-            let range = if self.rng.below(2) == 0 { whole } else { self.part_of(whole) };
+            let range = if self.rng.below(2) == 0 {
+                whole
+            } else {
+                self.behind.rig.part_of(whole, &mut self.rng)
+            };
             self.mapped.extend(without(whole, range));
-            let mut room = SpanBuf::room::<2>();
-            let mut buf = SpanBuf::new(&mut room);
-            let domain = &self.behind.rig.domain;
-            // SAFETY: nobody else works on the domain; its devices reach no memory.
-            let mut unsynced = unsafe { domain.unmap(range, &mut buf) }.unwrap();
-            loop {
-                let (more, rest) = unsynced.into_gather();
-                // SAFETY: both are this domain's.
-                unsafe { domain.merge(&mut gather, more) };
-                buf.clear();
-                let Some(rest) = rest else { break };
-                // SAFETY: as above.
-                unsynced = unsafe { domain.resume(rest, &mut buf) };
-            }
+            self.behind.rig.unmap_into(range, &mut gather);
             gone.push(range);
             for device in &mut self.devices {
                 let _ = translate(device, range, FaultAccess::Read);

@@ -1,8 +1,8 @@
 //! Random operations on a domain whose unmaps are gathered, and what hardware keeps of them behind
 //! the sync.
 
-use dmaspan::io_pgtable::{DirtyBitmap, Format, Gap};
-use dmaspan::{Iova, IovaRange, Prot, Span, SpanBuf, lg2};
+use dmaspan::io_pgtable::{DirtyBitmap, Format};
+use dmaspan::{Iova, IovaRange, Prot, Span, lg2};
 
 use super::rig::Rig;
 use super::space::{range, span};
@@ -100,21 +100,6 @@ impl<S: Subject> World<S> {
         }
     }
 
-    /// A part of what is mapped there that begins and ends with leaves: split, where they can be.
-    fn part_of(&mut self, whole: IovaRange) -> IovaRange {
-        let granule = self.rig.space.granule();
-        let granules = whole.len_less_one() / granule + 1;
-        let from = self.rng.below(granules);
-        let count = 1 + self.rng.below(granules - from);
-        let part = range(whole.start().get() + from * granule, count * granule);
-        let ends = [Some(part.start()), part.last().checked_add(1)];
-        let is_split = ends.into_iter().flatten().all(|end| {
-            let inside = whole.contains(end) && end != whole.start();
-            !inside || self.rig.split(end.get(), Gap::Accept).is_ok()
-        });
-        if is_split { part } else { whole }
-    }
-
     /// Unmaps up to four ranges, whole mappings or parts of them, by buffers that become full, and
     /// syncs all of it at once.
     #[expect(unsafe_code, reason = "one thread works on the domain")]
@@ -126,21 +111,10 @@ impl<S: Subject> World<S> {
                 break;
             }
             let whole = self.mapped.swap_remove(self.rng.index(self.mapped.len()));
-            let range = if self.rng.below(2) == 0 { whole } else { self.part_of(whole) };
+            let range =
+                if self.rng.below(2) == 0 { whole } else { self.rig.part_of(whole, &mut self.rng) };
             self.mapped.extend(without(whole, range));
-            let mut room = SpanBuf::room::<2>();
-            let mut buf = SpanBuf::new(&mut room);
-            // SAFETY: nobody else works on the domain; its devices reach no memory.
-            let mut unsynced = unsafe { self.rig.domain.unmap(range, &mut buf) }.unwrap();
-            loop {
-                let (more, rest) = unsynced.into_gather();
-                // SAFETY: both are this domain's.
-                unsafe { self.rig.domain.merge(&mut gather, more) };
-                buf.clear();
-                let Some(rest) = rest else { break };
-                // SAFETY: as above.
-                unsynced = unsafe { self.rig.domain.resume(rest, &mut buf) };
-            }
+            self.rig.unmap_into(range, &mut gather);
             gone.push(range);
             // Until the sync hardware may look for what is gone, and keep what it finds.
             self.touch(&gone);

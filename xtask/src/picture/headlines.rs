@@ -35,36 +35,19 @@ macro_rules! beside {
     };
 }
 
+/// Gives the figures of a map and of an unmap.
+macro_rules! both {
+    ($case:literal, $peer:literal) => {
+        &[beside!($case, "map", $peer), beside!($case, "unmap", $peer)]
+    };
+}
+
 /// The cases of the table, and their figures.
 const HEADLINES: [(&str, &[Figure]); 14] = [
-    (
-        "512 pages of 4K, one call: map, unmap",
-        &[
-            beside!("lpae/4k_512", "map", "io-pgtable-arm"),
-            beside!("lpae/4k_512", "unmap", "io-pgtable-arm"),
-        ],
-    ),
-    (
-        "the same, VT-d",
-        &[
-            beside!("vtd_ss/4k_512", "map", "generic_pt vtdss"),
-            beside!("vtd_ss/4k_512", "unmap", "generic_pt vtdss"),
-        ],
-    ),
-    (
-        "one page of 4K: map, unmap",
-        &[
-            beside!("lpae/4k_1", "map", "io-pgtable-arm"),
-            beside!("lpae/4k_1", "unmap", "io-pgtable-arm"),
-        ],
-    ),
-    (
-        "16 GiB as 4K, fresh tables: map, unmap",
-        &[
-            beside!("lpae/16g_4k", "map", "io-pgtable-arm"),
-            beside!("lpae/16g_4k", "unmap", "io-pgtable-arm"),
-        ],
-    ),
+    ("512 pages of 4K, one call: map, unmap", both!("lpae/4k_512", "io-pgtable-arm")),
+    ("the same, VT-d", both!("vtd_ss/4k_512", "generic_pt vtdss")),
+    ("one page of 4K: map, unmap", both!("lpae/4k_1", "io-pgtable-arm")),
+    ("16 GiB as 4K, fresh tables: map, unmap", both!("lpae/16g_4k", "io-pgtable-arm")),
     ("512 scattered pages: map", &[beside!("lpae/scattered_4k_512", "map", "io-pgtable-arm")]),
     (
         "1 GiB of 2M leaves, unmap with its spans",
@@ -72,10 +55,7 @@ const HEADLINES: [(&str, &[Figure]); 14] = [
     ),
     (
         "a domain, 256 pages: map, unmap and sync",
-        &[
-            beside!("lpae/domain_4k_256", "map", "io-pgtable-arm, page by page"),
-            beside!("lpae/domain_4k_256", "unmap", "io-pgtable-arm, page by page"),
-        ],
+        both!("lpae/domain_4k_256", "io-pgtable-arm, page by page"),
     ),
     (
         "an IOVA for a page, allocated and freed",

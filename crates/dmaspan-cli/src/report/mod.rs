@@ -189,6 +189,15 @@ pub(crate) struct PerPageTimes {
 }
 
 impl Report {
+    /// The figures of the rows that have some.
+    pub(crate) fn figures(&self) -> Vec<&Figures> {
+        let rows = self.rows.iter().filter_map(|row| match row {
+            Row::Figures(figures) => Some(&**figures),
+            _ => None,
+        });
+        rows.collect()
+    }
+
     /// One without rows.
     pub(crate) fn new(backend: &'static str, granule: u64, runs: u32) -> Self {
         Self {

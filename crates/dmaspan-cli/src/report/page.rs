@@ -16,14 +16,7 @@ use super::{By, Figures, Report, Row, Way};
 
 /// The report as a page.
 pub(crate) fn render(report: &Report) -> String {
-    let figures: Vec<&Figures> = report
-        .rows
-        .iter()
-        .filter_map(|row| match row {
-            Row::Figures(figures) => Some(&**figures),
-            _ => None,
-        })
-        .collect();
+    let figures = report.figures();
     let body = html! {
         (verdict(report))
         (machine(&report.machine))

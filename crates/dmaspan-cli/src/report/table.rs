@@ -19,14 +19,7 @@ pub(crate) fn render(report: &Report) -> String {
         text.push('\n');
     }
     text.push_str(&heading(report));
-    let figures: Vec<&Figures> = report
-        .rows
-        .iter()
-        .filter_map(|row| match row {
-            Row::Figures(figures) => Some(&**figures),
-            _ => None,
-        })
-        .collect();
+    let figures = report.figures();
     if !figures.is_empty() {
         match &report.real {
             Some(real) => real_table::push(&mut text, &figures, real),

@@ -62,13 +62,11 @@ use crate::walker::{
 };
 
 pub(crate) mod blocks;
-mod commands;
 pub(crate) mod leaves;
 #[cfg(test)]
 mod tests;
 
 use blocks::BlockMap;
-pub use commands::CacheCommand;
 use leaves::{CachedLeaf, LeafCache};
 
 /// Says whether absent entries are cached.

@@ -1,11 +1,11 @@
 //! Hardware that keeps walks until a command takes them.
 
 use dmaspan_drivers::amd_vi::AmdViConfig;
-use dmaspan_sim::iotlb::{AbsentEntries, CacheCommand, IotlbConfig};
+use dmaspan_sim::iotlb::{AbsentEntries, IotlbConfig};
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 
 use crate::fake::{CAPABILITY, NP_CACHE, Rig, config};
-use crate::walked::Walked;
+use crate::walked::{CacheCommand, Walked};
 
 fn storm(capability: u32, absent: AbsentEntries, seed: u64) {
     let rig = Rig::with(AmdViConfig { capability, ..config() });

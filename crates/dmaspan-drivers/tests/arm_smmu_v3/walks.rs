@@ -3,12 +3,12 @@
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, Format as _};
 use dmaspan::iommu::Port as _;
 use dmaspan_drivers::arm_smmu_v3::SmmuV3Config;
-use dmaspan_sim::iotlb::{CacheCommand, IotlbConfig};
+use dmaspan_sim::iotlb::IotlbConfig;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS2WalkRegisters};
 
 use crate::hardware::Model;
 use crate::setup::Rig;
-use crate::walked::Walked;
+use crate::walked::{CacheCommand, Walked};
 
 /// With ranges and without, and with queues in which there is room to name each leaf.
 fn rigs() -> [Rig; 2] {

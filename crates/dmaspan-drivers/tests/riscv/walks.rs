@@ -2,12 +2,12 @@
 
 use dmaspan::io_pgtable::RiscvStage;
 use dmaspan::lg2;
-use dmaspan_sim::iotlb::{CacheCommand, IotlbConfig};
+use dmaspan_sim::iotlb::IotlbConfig;
 use dmaspan_sim::walker::riscv::{RiscvRoot, RiscvWalkRegisters, RiscvWalker};
 use dmaspan_sim::walker::{Requester, Switch};
 
 use crate::hardware::{BASE_FORMAT, FIRST, Fake, SECOND, domain_of};
-use crate::walked::Walked;
+use crate::walked::{CacheCommand, Walked};
 
 /// The extensions: walks by address, and blocks.
 const NL: u64 = 1 << 42;

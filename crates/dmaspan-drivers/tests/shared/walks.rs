@@ -6,9 +6,14 @@ use std::collections::BTreeMap;
 use dmaspan::io_pgtable::{Arena, Format};
 use dmaspan::iommu::{Domain, IommuOps};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
-use dmaspan_sim::iotlb::{CacheCommand, Iotlb, IotlbConfig};
+use dmaspan_sim::iotlb::{Iotlb, IotlbConfig};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::{Access, Walker};
+
+#[path = "commands.rs"]
+mod commands;
+
+pub(crate) use commands::CacheCommand;
 
 /// A domain and the hardware behind it.
 pub(crate) struct Walked<'a, F: Format, O: IommuOps<Address = PhysAddr>, W> {
@@ -121,7 +126,7 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
     fn look(&mut self) {
         let commands = (self.commands)();
         for told in commands.iter().filter(|told| told.space == self.space) {
-            self.iotlb.carry_out(told);
+            self.iotlb.invalidate(&told.invalidation()).unwrap();
         }
         assert_eq!(self.iotlb.stale_leaves(IovaRange::ALL), [], "after {commands:x?}");
         assert_eq!(self.iotlb.stale_links(IovaRange::ALL), [], "after {commands:x?}");

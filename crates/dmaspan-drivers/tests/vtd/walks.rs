@@ -6,13 +6,13 @@ use dmaspan::io_pgtable::{Arena, PageTable, VtdSs, X86_64};
 use dmaspan::iommu::Domain;
 use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::vtd::{Mode, Stage};
-use dmaspan_sim::iotlb::{AbsentEntries, CacheCommand, IotlbConfig};
+use dmaspan_sim::iotlb::{AbsentEntries, IotlbConfig};
 use dmaspan_sim::walker::Switch;
 use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
 use dmaspan_sim::walker::x86_64::{X86_64WalkRegisters, X86Walker};
 
 use crate::fake::{CAP, Fake, start};
-use crate::walked::Walked;
+use crate::walked::{CacheCommand, Walked};
 
 /// Features: of the capabilities, those cleared and those set.
 fn second_stage(cleared: u64, set: u64, absent: AbsentEntries, seed: u64) {

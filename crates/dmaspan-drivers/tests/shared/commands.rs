@@ -1,4 +1,4 @@
-//! Commands of each architecture, and what they make an [`Iotlb`] forget, bit by bit.
+//! Commands of each architecture, and what they make an IOTLB forget, bit by bit.
 //!
 //! A command by address takes the leaves there, and what is cached of tables, and of entries in
 //! them that were absent, only where its bit for those says so. Nothing else is taken: hardware may
@@ -7,22 +7,27 @@
 use dmaspan::iommu::{Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, lg2};
 
-use super::{Iotlb, block_around};
-
 /// What one command makes hardware forget of one address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheCommand {
+pub(crate) struct CacheCommand {
     /// The address space's number: a domain ID, an ASID, a VMID, a PSCID or a GSCID.
-    pub space: u32,
+    pub(crate) space: u32,
     /// Where; everywhere for `None`, and then of all kinds.
-    pub range: Option<IovaRange>,
+    pub(crate) range: Option<IovaRange>,
     /// The sizes of leaves, bit n for 2^n bytes.
-    pub leaf_sizes: u64,
+    pub(crate) leaf_sizes: u64,
     /// Whether walks are forgotten, too.
-    pub walks: Tables,
+    pub(crate) walks: Tables,
 }
 
 impl CacheCommand {
+    /// What it makes hardware forget.
+    pub(crate) fn invalidation(&self) -> Invalidation<'_> {
+        let ranges = self.range.as_slice();
+        let scope = if ranges.is_empty() { Scope::All } else { Scope::Ranges(ranges) };
+        Invalidation { scope, leaf_sizes: self.leaf_sizes, tables: self.walks }
+    }
+
     fn all(space: u64) -> Self {
         Self { range: None, ..Self::leaves(space, IovaRange::ALL, false) }
     }
@@ -35,7 +40,7 @@ impl CacheCommand {
 
     /// VT-d: IOTLB invalidations (6.5.2.3) and those of PASID 0 (6.5.2.4), of one domain. Of pages
     /// they are for `2^AM` of them, and keep walks with IH.
-    pub fn vtd([low, high]: [u64; 2]) -> Option<Self> {
+    pub(crate) fn vtd([low, high]: [u64; 2]) -> Option<Self> {
         let domain = low >> 16 & 0xffff;
         match (low & 0xf, low >> 4 & 3) {
             (2 | 6, 2) => Some(Self::all(domain)),
@@ -49,7 +54,7 @@ impl CacheCommand {
 
     /// AMD: INVALIDATE_IOMMU_PAGES (48882, 2.4.3). With S the first zero of the address says the
     /// size; walks are forgotten with PDE.
-    pub fn amd_vi([low, high]: [u64; 2]) -> Option<Self> {
+    pub(crate) fn amd_vi([low, high]: [u64; 2]) -> Option<Self> {
         if low >> 60 != 3 {
             return None;
         }
@@ -65,7 +70,7 @@ impl CacheCommand {
     /// 4.4). Without TG a command is for the leaf at its address; with it for
     /// `(NUM + 1) * 2^SCALE` granules, and with TTL for leaves of that level alone, or groups of
     /// them. Walks are kept with Leaf.
-    pub fn smmu_v3([low, high]: [u64; 2]) -> Option<Self> {
+    pub(crate) fn smmu_v3([low, high]: [u64; 2]) -> Option<Self> {
         let (vmid, asid) = (low >> 32 & 0xffff, low >> 48);
         let space = match low & 0xff {
             0x11 => return Some(Self::all(asid)),
@@ -98,7 +103,7 @@ impl CacheCommand {
 
     /// RISC-V: IOTINVAL.VMA of a PSCID and IOTINVAL.GVMA of a GSCID. With AV they are for the leaf
     /// at the address, or with S for those in a block; walks are forgotten with NL.
-    pub fn riscv([low, high]: [u64; 2]) -> Option<Self> {
+    pub(crate) fn riscv([low, high]: [u64; 2]) -> Option<Self> {
         let space = match (low & 0x7f, low >> 7 & 7) {
             (1, 0) => low >> 12 & 0xf_ffff,
             (1, 1) => low >> 44 & 0xffff,
@@ -116,14 +121,10 @@ impl CacheCommand {
     }
 }
 
-impl<W, T> Iotlb<W, T> {
-    /// Forgets what a command says, and nothing else.
-    pub fn carry_out(&self, command: &CacheCommand) {
-        let ranges = command.range.as_slice();
-        let scope = if ranges.is_empty() { Scope::All } else { Scope::Ranges(ranges) };
-        let CacheCommand { leaf_sizes, walks: tables, .. } = *command;
-        self.shared.state.lock().forget(&Invalidation { scope, leaf_sizes, tables });
-    }
+/// The aligned block of `2^lg2` addresses that has `iova`.
+fn block_around(iova: Iova, lg2: u32) -> IovaRange {
+    let start = lg2::align_down(iova.get(), lg2);
+    IovaRange::new(Iova::new(start), Iova::new(start | lg2::mask(lg2))).unwrap()
 }
 
 #[cfg(test)]

@@ -83,28 +83,8 @@ pub unsafe fn store<S: Scalar>(at: *mut S, value: S) {
 /// may read and write both meanwhile, and other threads may do so by the functions of this module.
 #[inline]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    let mut at = 0;
-    while at < len {
-        // They lie within what the caller has promised, but as addresses they need no proof.
-        let (source, target) = (from.wrapping_add(at), to.wrapping_add(at));
-        // SAFETY: so many bytes of what the caller promised are left.
-        let done = unsafe { cpu::copy(source, target, len - at) };
-        if done > 0 {
-            at += done;
-        } else if len - at >= WORD && cpu::may_be_word(source.addr() | target.addr()) {
-            // SAFETY: the word is of the bytes readable at `from`, and this CPU reads it there.
-            let word = unsafe { load(source.cast::<Word>()) };
-            // SAFETY: it is of the bytes writable at `to`, and this CPU writes it there.
-            unsafe { store(target.cast(), word) };
-            at += WORD;
-        } else {
-            // SAFETY: `at < len`: the byte is one of those readable at `from`.
-            let byte = unsafe { load(source) };
-            // SAFETY: as above, at `to`.
-            unsafe { store(target, byte) };
-            at += 1;
-        }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { fill::<false>(from, to, len) }
 }
 
 /// Writes `len` zeros.
@@ -114,22 +94,44 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// As for what [`copy`] writes.
 #[inline]
 pub unsafe fn clear(to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise. Zeros are not read.
+    unsafe { fill::<true>(to, to, len) }
+}
+
+/// Copies, or writes zeros where it `CLEARS`.
+///
+/// # Safety
+///
+/// As of [`copy`]; where it clears, nothing is read.
+#[inline(always)]
+unsafe fn fill<const CLEARS: bool>(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
     while at < len {
-        let target = to.wrapping_add(at);
-        // SAFETY: so many bytes of what the caller promised are left.
-        let done = unsafe { cpu::clear(target, len - at) };
-        if done > 0 {
-            at += done;
-        } else if len - at >= WORD && cpu::may_be_word(target.addr()) {
-            // SAFETY: the word is of the bytes writable at `to`, and this CPU writes it there.
-            unsafe { store(target.cast::<Word>(), 0) };
-            at += WORD;
+        // They lie within what the caller has promised, but as addresses they need no proof.
+        let (source, target, left) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
+        let may_be_word = cpu::may_be_word(source.addr() | target.addr());
+        let done = if left >= BLOCK && may_be_word {
+            // SAFETY: so many bytes of what the caller promised are left, and words may begin
+            // there.
+            unsafe { cpu::block::<CLEARS>(source, target, left) }
         } else {
-            // SAFETY: `at < len`: the byte is one of those writable at `to`.
-            unsafe { store(target, 0_u8) };
-            at += 1;
-        }
+            0
+        };
+        at += if done > 0 {
+            done
+        } else if left >= WORD && may_be_word {
+            // SAFETY: the word is of the bytes readable at `from`, and this CPU reads it there.
+            let word = if CLEARS { 0 } else { unsafe { load(source.cast::<Word>()) } };
+            // SAFETY: it is of the bytes writable at `to`, and this CPU writes it there.
+            unsafe { store(target.cast(), word) };
+            WORD
+        } else {
+            // SAFETY: `at < len`: the byte is one of those readable at `from`.
+            let byte = if CLEARS { 0 } else { unsafe { load(source) } };
+            // SAFETY: as above, at `to`.
+            unsafe { store(target, byte) };
+            1
+        };
     }
 }
 
@@ -212,6 +214,8 @@ type Word = u64;
 #[cfg(not(target_pointer_width = "64"))]
 type Word = u32;
 const WORD: usize = size_of::<Word>();
+/// The bytes of a block; on x86-64 how many its string instructions need to be as fast as words.
+const BLOCK: usize = 64;
 
 /// Implements numbers: how each is read, and how it is written.
 macro_rules! numbers {
@@ -235,8 +239,7 @@ macro_rules! numbers {
 /// Numbers by one instruction each: the register that it takes, and the instructions.
 #[cfg(all(
     any(
-        all(target_arch = "x86_64", target_pointer_width = "64"),
-        all(target_arch = "aarch64", target_pointer_width = "64"),
+        all(any(target_arch = "x86_64", target_arch = "aarch64"), target_pointer_width = "64"),
         target_arch = "riscv64",
         target_arch = "arm"
     ),
@@ -273,9 +276,6 @@ mod cpu {
 
     use super::{Scalar, sealed};
 
-    /// From so many bytes on a string instruction is as fast as words.
-    const LEAST: usize = 64;
-
     instructions! {
         u8, reg_byte, "mov {value}, byte ptr [{at}]", "mov byte ptr [{at}], {value}";
         u16, reg, "mov {value:x}, word ptr [{at}]", "mov word ptr [{at}], {value:x}";
@@ -288,55 +288,36 @@ mod cpu {
         true
     }
 
-    /// Copies as many of the bytes as are worth it, and returns how many.
+    /// Copies or clears all bytes that are left, and returns how many.
     ///
     /// # Safety
     ///
-    /// As of [`copy`](super::copy).
+    /// As of [`fill`](super::fill), for a block and more, where words may begin.
     #[inline(always)]
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> usize {
-        if len < LEAST {
-            return 0;
+    pub(super) unsafe fn block<const CLEARS: bool>(
+        from: *const u8,
+        to: *mut u8,
+        left: usize,
+    ) -> usize {
+        if CLEARS {
+            // SAFETY: 1. It writes `left` bytes, which the caller has promised, upwards: the
+            // direction flag is clear before assembly and stays so. 2. It changes the two registers
+            // that are named, no flag and no stack; `al` it only reads. 3. As below.
+            unsafe {
+                asm!("rep stosb", inout("rcx") left => _, inout("rdi") to => _, in("al") 0u8,
+                     options(nostack, preserves_flags));
+            }
+        } else {
+            // SAFETY: 1. It reads and writes `left` bytes, as above. 2. It changes the three
+            // registers that are named, no flag and no stack. 3. Whatever it takes at once, each
+            // byte is read and written as by itself: no thread sees what a loop of bytes could not
+            // have done.
+            unsafe {
+                asm!("rep movsb", inout("rcx") left => _, inout("rsi") from => _,
+                     inout("rdi") to => _, options(nostack, preserves_flags));
+            }
         }
-        // SAFETY: 1. It reads and writes `len` bytes, which the caller has promised, upwards: the
-        // direction flag is clear before assembly and stays so. 2. It changes the three registers
-        // that are named, no flag and no stack. 3. Whatever it takes at once, each byte is read and
-        // written as by itself: no thread sees what a loop of bytes could not have done.
-        unsafe {
-            asm!(
-                "rep movsb",
-                inout("rcx") len => _,
-                inout("rsi") from => _,
-                inout("rdi") to => _,
-                options(nostack, preserves_flags),
-            );
-        }
-        len
-    }
-
-    /// Writes zeros to as many of the bytes as are worth it, and returns how many.
-    ///
-    /// # Safety
-    ///
-    /// As of [`clear`](super::clear).
-    #[inline(always)]
-    pub(super) unsafe fn clear(to: *mut u8, len: usize) -> usize {
-        if len < LEAST {
-            return 0;
-        }
-        // SAFETY: 1. It writes `len` bytes, which the caller has promised, upwards: the direction
-        // flag is clear before assembly and stays so. 2. It changes the two registers that are
-        // named, no flag and no stack; `al` it only reads. 3. As of `copy`.
-        unsafe {
-            asm!(
-                "rep stosb",
-                inout("rcx") len => _,
-                inout("rdi") to => _,
-                in("al") 0u8,
-                options(nostack, preserves_flags),
-            );
-        }
-        len
+        left
     }
 }
 
@@ -345,10 +326,7 @@ mod cpu {
 mod cpu {
     use core::arch::asm;
 
-    use super::{Scalar, sealed};
-
-    /// The bytes of a block.
-    const BLOCK: usize = 64;
+    use super::{BLOCK, Scalar, sealed};
 
     instructions! {
         u8, reg, "ldrb {value:w}, [{at}]", "strb {value:w}, [{at}]";
@@ -362,15 +340,30 @@ mod cpu {
         true
     }
 
-    /// Copies a block, where there is one and the CPU has registers for it, and returns how many
-    /// bytes were copied.
+    /// Copies a block where the CPU has registers for it, or clears one, and returns how many bytes
+    /// that was.
     ///
     /// # Safety
     ///
-    /// As of [`copy`](super::copy).
+    /// As of [`fill`](super::fill), for a block and more, where words may begin.
     #[inline(always)]
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> usize {
-        if len < BLOCK || cfg!(not(target_feature = "neon")) {
+    pub(super) unsafe fn block<const CLEARS: bool>(
+        from: *const u8,
+        to: *mut u8,
+        _left: usize,
+    ) -> usize {
+        if CLEARS {
+            // SAFETY: 1. It writes a block, which the caller has promised, and changes no register,
+            // flag or stack. 2. As below.
+            unsafe {
+                asm!("stp xzr, xzr, [{to}]", "stp xzr, xzr, [{to}, #16]",
+                     "stp xzr, xzr, [{to}, #32]", "stp xzr, xzr, [{to}, #48]",
+                     to = in(reg) to, options(nostack, preserves_flags));
+            }
+            return BLOCK;
+        }
+        if cfg!(not(target_feature = "neon")) {
+            let _ = from;
             return 0;
         }
         // SAFETY: 1. It reads and writes a block, which the caller has promised, and changes the
@@ -378,38 +371,10 @@ mod cpu {
         // itself: no thread sees what a loop of bytes could not have done.
         #[cfg(target_feature = "neon")]
         unsafe {
-            asm!(
-                "ldp {a:q}, {b:q}, [{from}]",
-                "ldp {c:q}, {d:q}, [{from}, #32]",
-                "stp {a:q}, {b:q}, [{to}]",
-                "stp {c:q}, {d:q}, [{to}, #32]",
-                a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, d = out(vreg) _,
-                from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
-        BLOCK
-    }
-
-    /// Writes a block of zeros, where there is one, and returns how many bytes were written.
-    ///
-    /// # Safety
-    ///
-    /// As of [`clear`](super::clear).
-    #[inline(always)]
-    pub(super) unsafe fn clear(to: *mut u8, len: usize) -> usize {
-        if len < BLOCK {
-            return 0;
-        }
-        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register,
-        // flag or stack. 2. As of `copy`.
-        unsafe {
-            asm!(
-                "stp xzr, xzr, [{to}]", "stp xzr, xzr, [{to}, #16]",
-                "stp xzr, xzr, [{to}, #32]", "stp xzr, xzr, [{to}, #48]",
-                to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
+            asm!("ldp {a:q}, {b:q}, [{from}]", "ldp {c:q}, {d:q}, [{from}, #32]",
+                 "stp {a:q}, {b:q}, [{to}]", "stp {c:q}, {d:q}, [{to}, #32]",
+                 a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, d = out(vreg) _,
+                 from = in(reg) from, to = in(reg) to, options(nostack, preserves_flags));
         }
         BLOCK
     }
@@ -420,10 +385,7 @@ mod cpu {
 mod cpu {
     use core::arch::asm;
 
-    use super::{Scalar, sealed};
-
-    /// The bytes of a block.
-    const BLOCK: usize = 64;
+    use super::{BLOCK, Scalar, sealed};
 
     instructions! {
         u8, reg, "lbu {value}, 0({at})", "sb {value}, 0({at})";
@@ -437,158 +399,90 @@ mod cpu {
         addr.is_multiple_of(super::WORD)
     }
 
-    /// Copies a block of aligned words, where there is one, and returns how many bytes were copied.
+    /// Copies or clears a block of aligned words, and returns how many bytes that was.
     ///
     /// # Safety
     ///
-    /// As of [`copy`](super::copy).
+    /// As of [`fill`](super::fill), for a block and more, where words may begin.
     #[inline(always)]
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> usize {
-        if len < BLOCK || !may_be_word(from.addr() | to.addr()) {
-            return 0;
-        }
-        // SAFETY: 1. It reads and writes a block, which the caller has promised, and changes the
-        // registers that are named, no flag and no stack. 2. Each byte is read and written as by
-        // itself: no thread sees what a loop of bytes could not have done.
-        unsafe {
-            asm!(
-                "ld {a}, 0({from})", "ld {b}, 8({from})",
-                "ld {c}, 16({from})", "ld {d}, 24({from})",
-                "sd {a}, 0({to})", "sd {b}, 8({to})", "sd {c}, 16({to})", "sd {d}, 24({to})",
-                "ld {a}, 32({from})", "ld {b}, 40({from})",
-                "ld {c}, 48({from})", "ld {d}, 56({from})",
-                "sd {a}, 32({to})", "sd {b}, 40({to})", "sd {c}, 48({to})", "sd {d}, 56({to})",
-                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
-                from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
-        BLOCK
-    }
-
-    /// Writes a block of zeros, where there is an aligned one, and returns how many bytes were
-    /// written.
-    ///
-    /// # Safety
-    ///
-    /// As of [`clear`](super::clear).
-    #[inline(always)]
-    pub(super) unsafe fn clear(to: *mut u8, len: usize) -> usize {
-        if len < BLOCK || !may_be_word(to.addr()) {
-            return 0;
-        }
-        // SAFETY: 1. It writes a block, which the caller has promised, and changes no register,
-        // flag or stack. 2. As of `copy`.
-        unsafe {
-            asm!(
-                "sd zero, 0({to})", "sd zero, 8({to})", "sd zero, 16({to})", "sd zero, 24({to})",
-                "sd zero, 32({to})", "sd zero, 40({to})", "sd zero, 48({to})", "sd zero, 56({to})",
-                to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
+    pub(super) unsafe fn block<const CLEARS: bool>(
+        from: *const u8,
+        to: *mut u8,
+        _left: usize,
+    ) -> usize {
+        if CLEARS {
+            // SAFETY: 1. It writes a block, which the caller has promised, and changes no register,
+            // flag or stack. 2. As below.
+            unsafe {
+                asm!("sd zero, 0({to})", "sd zero, 8({to})", "sd zero, 16({to})",
+                     "sd zero, 24({to})", "sd zero, 32({to})", "sd zero, 40({to})",
+                     "sd zero, 48({to})", "sd zero, 56({to})",
+                     to = in(reg) to, options(nostack, preserves_flags));
+            }
+        } else {
+            // SAFETY: 1. It reads and writes a block, which the caller has promised, and changes
+            // the registers that are named, no flag and no stack. 2. Each byte is read and written
+            // as by itself: no thread sees what a loop of bytes could not have done.
+            unsafe {
+                asm!("ld {a}, 0({from})", "ld {b}, 8({from})",
+                     "ld {c}, 16({from})", "ld {d}, 24({from})",
+                     "sd {a}, 0({to})", "sd {b}, 8({to})", "sd {c}, 16({to})", "sd {d}, 24({to})",
+                     "ld {a}, 32({from})", "ld {b}, 40({from})",
+                     "ld {c}, 48({from})", "ld {d}, 56({from})",
+                     "sd {a}, 32({to})", "sd {b}, 40({to})", "sd {c}, 48({to})", "sd {d}, 56({to})",
+                     a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+                     from = in(reg) from, to = in(reg) to, options(nostack, preserves_flags));
+            }
         }
         BLOCK
     }
 }
 
-/// Aligned words of 32 bits. A number of 64 bits is two of them.
-#[cfg(all(target_arch = "arm", not(miri)))]
+/// Numbers alone: on Arm of 32 bits by instructions, of which one of 64 bits takes two, with
+/// aligned words; elsewhere as atomics, and for Miri as bytes.
+#[cfg(any(
+    miri,
+    not(any(
+        all(any(target_arch = "x86_64", target_arch = "aarch64"), target_pointer_width = "64"),
+        target_arch = "riscv64"
+    ))
+))]
 mod cpu {
+    #[cfg(all(target_arch = "arm", not(miri)))]
     use core::arch::asm;
+    #[cfg(any(not(target_arch = "arm"), miri))]
+    use core::sync::atomic::{AtomicU8, Ordering};
+    #[cfg(not(any(target_arch = "arm", miri)))]
+    use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-    use super::{Scalar, load, sealed, store};
+    use super::{Scalar, sealed};
 
+    #[cfg(all(target_arch = "arm", not(miri)))]
     instructions! {
         u8, reg, "ldrb {value}, [{at}]", "strb {value}, [{at}]";
         u16, reg, "ldrh {value}, [{at}]", "strh {value}, [{at}]";
         u32, reg, "ldr {value}, [{at}]", "str {value}, [{at}]";
     }
 
-    /// The number whose halves lie in memory so, or those of a number.
-    fn turned(word: u64) -> u64 {
-        if cfg!(target_endian = "big") { word.rotate_left(32) } else { word }
-    }
-
-    numbers! {
-        u64: |at| {
-            let at = at.cast::<u32>();
-            // SAFETY: it is the first half of the number that the caller promises.
-            let first: u64 = unsafe { load(at) }.into();
-            // SAFETY: it is the other half.
-            let second: u64 = unsafe { load(at.wrapping_add(1)) }.into();
-            turned(first | second << 32)
-        }, |at, value| {
-            let (at, [first, second]) = (at.cast::<u32>(), halves(turned(value)));
-            // SAFETY: it is the first half of the number that the caller promises.
-            unsafe { store(at, first) };
-            // SAFETY: it is the other half.
-            unsafe { store(at.wrapping_add(1), second) };
-        };
-    }
-
-    fn halves(word: u64) -> [u32; 2] {
-        [word & 0xffff_ffff, word >> 32].map(|half| half.try_into().unwrap_or(0))
-    }
-
-    #[inline(always)]
-    pub(super) fn may_be_word(addr: usize) -> bool {
-        addr.is_multiple_of(super::WORD)
-    }
-
-    /// Nothing is taken at once.
-    ///
-    /// # Safety
-    ///
-    /// None.
-    pub(super) unsafe fn copy(_from: *const u8, _to: *mut u8, _len: usize) -> usize {
-        0
-    }
-
-    /// Nothing is taken at once.
-    ///
-    /// # Safety
-    ///
-    /// None.
-    pub(super) unsafe fn clear(_to: *mut u8, _len: usize) -> usize {
-        0
-    }
-}
-
-/// Bytes alone.
-#[cfg(any(
-    miri,
-    not(any(
-        all(target_arch = "x86_64", target_pointer_width = "64"),
-        all(target_arch = "aarch64", target_pointer_width = "64"),
-        target_arch = "riscv64",
-        target_arch = "arm"
-    ))
-))]
-mod cpu {
-    use core::sync::atomic::{AtomicU8, Ordering};
-    #[cfg(not(miri))]
-    use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
-
-    use super::{Scalar, sealed};
-
-    /// As Miri sees them: bytes.
-    #[cfg(miri)]
-    macro_rules! bytes {
-        ($($number:ident)*) => {
+    /// Numbers by several of smaller ones.
+    #[cfg(any(target_arch = "arm", miri))]
+    macro_rules! parts {
+        ($($number:ident, $part:ident;)*) => {
             numbers! {$(
                 $number: |at| {
                     let mut bytes = [0; size_of::<Self>()];
-                    for (n, byte) in bytes.iter_mut().enumerate() {
-                        let at = at.cast_mut().cast::<u8>().wrapping_add(n);
-                        // SAFETY: it is a byte of the number that the caller promises.
-                        *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
+                    let (parts, _) = bytes.as_chunks_mut::<{ size_of::<$part>() }>();
+                    for (n, part) in parts.iter_mut().enumerate() {
+                        // SAFETY: it is a part of the number that the caller promises.
+                        let value = unsafe { super::load(at.cast::<$part>().wrapping_add(n)) };
+                        *part = value.to_ne_bytes();
                     }
                     Self::from_ne_bytes(bytes)
                 }, |at, value| {
-                    for (n, byte) in value.to_ne_bytes().into_iter().enumerate() {
-                        let at = at.cast::<u8>().wrapping_add(n);
-                        // SAFETY: it is a byte of the number that the caller promises.
-                        unsafe { AtomicU8::from_ptr(at) }.store(byte, Ordering::Relaxed);
+                    let (bytes, at) = (value.to_ne_bytes(), at.cast::<$part>());
+                    for (n, part) in bytes.as_chunks().0.iter().enumerate() {
+                        // SAFETY: it is a part of the number that the caller promises.
+                        unsafe { super::store(at.wrapping_add(n), $part::from_ne_bytes(*part)) };
                     }
                 };
             )*}
@@ -596,6 +490,7 @@ mod cpu {
     }
 
     /// As a device is to see them: by one access.
+    #[cfg(any(not(target_arch = "arm"), miri))]
     macro_rules! atomics {
         ($($number:ident, $atomic:ident;)*) => {
             numbers! {$(
@@ -609,15 +504,18 @@ mod cpu {
         };
     }
 
+    #[cfg(any(not(target_arch = "arm"), miri))]
     atomics! { u8, AtomicU8; }
-    #[cfg(miri)]
-    bytes! { u16 u32 u64 }
-    #[cfg(not(miri))]
+    #[cfg(not(any(target_arch = "arm", miri)))]
     atomics! { u16, AtomicU16; u32, AtomicU32; u64, AtomicU64; }
+    #[cfg(miri)]
+    parts! { u16, u8; u32, u8; u64, u8; }
+    #[cfg(all(target_arch = "arm", not(miri)))]
+    parts! { u64, u32; }
 
     #[inline(always)]
-    pub(super) fn may_be_word(_addr: usize) -> bool {
-        false
+    pub(super) fn may_be_word(addr: usize) -> bool {
+        cfg!(all(target_arch = "arm", not(miri))) && addr.is_multiple_of(super::WORD)
     }
 
     /// Nothing is taken at once.
@@ -625,16 +523,11 @@ mod cpu {
     /// # Safety
     ///
     /// None.
-    pub(super) unsafe fn copy(_from: *const u8, _to: *mut u8, _len: usize) -> usize {
-        0
-    }
-
-    /// Nothing is taken at once.
-    ///
-    /// # Safety
-    ///
-    /// None.
-    pub(super) unsafe fn clear(_to: *mut u8, _len: usize) -> usize {
+    pub(super) unsafe fn block<const CLEARS: bool>(
+        _from: *const u8,
+        _to: *mut u8,
+        _left: usize,
+    ) -> usize {
         0
     }
 }

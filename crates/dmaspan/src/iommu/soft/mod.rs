@@ -204,9 +204,9 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// lock.
     pub fn device(&self, stream: u32) -> SoftDevice<F, M, A> {
         let device = SoftDevice::new(stream);
-        let mut slots = self.walks.slots.lock();
+        let mut models = self.walks.models.lock();
         // Without memory for it, and once the domain has ended, the device stays blocked.
-        if slots.phase != Phase::Ended && slots.models.add(device.slot()).is_ok() {
+        if self.walks.phase() != Phase::Ended && models.add(device.slot()).is_ok() {
             let tables = Route::Tables(Arc::clone(&self.walks));
             device.slot().state.lock().change(tables);
         }
@@ -216,7 +216,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// Waits until the device models before the number `end` have done what they were asked.
     fn wait(&self, ticket: Ticket, end: u64) -> Result<(), HardwareError> {
         let wait = |slot: &Slot<F, M>| slot.wait(ticket, self.again);
-        slot::each(&self.walks.slots, |slots| &slots.models, end, wait)
+        slot::each(&self.walks.models, |models| models, end, wait)
     }
 }
 
@@ -230,7 +230,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
 //    Locks order the CPU's stores before the walks that come later.
 // 2. `detach` forbids walks first, then has every slot forget everything, which it waits for as
 //    above. No slot is given the tables afterwards, since the phase is looked at under the lock of
-//    the slots.
+//    the device models.
 // 3. A root is set under the lock under which it was asked for. A walk that began at an older one
 //    holds the lock of its slot; one that begins after a later invalidation sees the newer one,
 //    as that had the lock in between, or left its wish after it.
@@ -243,23 +243,23 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
     type Address = A;
 
     fn begin(&self, _promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError> {
-        let mut slots = self.walks.slots.lock();
-        if slots.phase != Phase::Made || !self.walks.view().is_of(root) {
+        let _one_at_a_time = self.walks.models.lock();
+        if self.walks.phase() != Phase::Made || !self.walks.view().is_of(root) {
             let what = "the software IOMMU is over another table, or its domain has ended";
             return Err(HardwareError { what, status: 0 });
         }
         self.walks.view().begin_at(root.paddr(), root.level());
-        self.walks.set_phase(&mut slots, Phase::Serves);
+        self.walks.set_phase(Phase::Serves);
         Ok(())
     }
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let mut ticket = None;
         let end = {
-            let slots = self.walks.slots.lock();
+            let models = self.walks.models.lock();
             // Each of them, before any is waited for.
-            slots.models.iter().for_each(|slot| slot.forget(what.scope, &mut ticket));
-            slots.models.end()
+            models.iter().for_each(|slot| slot.forget(what.scope, &mut ticket));
+            models.end()
         };
         ticket.map_or(Ok(()), |ticket| self.wait(ticket, end))
     }
@@ -269,7 +269,7 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
         _promise: Promise<'_>,
         current: &dyn Fn() -> (PhysAddr, u32),
     ) -> Result<(), HardwareError> {
-        let _one_at_a_time = self.walks.slots.lock();
+        let _one_at_a_time = self.walks.models.lock();
         let (root, level) = current();
         self.walks.view().begin_at(root, level);
         Ok(())
@@ -277,14 +277,14 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
 
     fn detach(&self) -> Result<(), HardwareError> {
         let (ticket, end) = {
-            let mut slots = self.walks.slots.lock();
-            self.walks.set_phase(&mut slots, Phase::Ended);
+            let models = self.walks.models.lock();
+            self.walks.set_phase(Phase::Ended);
             let ticket = Ticket::draw();
-            slots.models.iter().for_each(|slot| slot.ask_to_forget(Scope::All, ticket));
-            (ticket, slots.models.end())
+            models.iter().for_each(|slot| slot.ask_to_forget(Scope::All, ticket));
+            (ticket, models.end())
         };
         self.wait(ticket, end)?;
-        let models = mem::replace(&mut self.walks.slots.lock().models, Models::new());
+        let models = mem::replace(&mut *self.walks.models.lock(), Models::new());
         drop(models);
         Ok(())
     }
@@ -316,10 +316,8 @@ impl<F: Format, M: TableMemory<F::Word>, A> fmt::Debug for SoftIommu<F, M, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("SoftIommu");
         // Whoever has the lock may be what was interrupted for this.
-        let known =
-            self.walks.slots.try_lock().map(|slots| (slots.phase, slots.models.iter().count()));
-        if let Some((phase, devices)) = known {
-            fields.field("phase", &phase).field("devices", &devices);
+        if let Some(models) = self.walks.models.try_lock() {
+            fields.field("phase", &self.walks.phase()).field("devices", &models.iter().count());
         }
         fields.finish_non_exhaustive()
     }

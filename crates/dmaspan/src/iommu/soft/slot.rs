@@ -9,7 +9,7 @@ use lock_api::{Mutex, MutexGuard};
 
 use super::spans::{Needs, Spans};
 use crate::addr::{Iova, PhysAddr};
-use crate::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::io_pgtable::view::{NoRun, View};
 use crate::io_pgtable::{Format, MappedRun, TableMemory};
 use crate::iommu::fault::{FaultAccess, FaultReason};
@@ -109,19 +109,11 @@ pub(super) fn each<F: Format, M: TableMemory<F::Word>, L>(
 /// The tables that device models walk, and who they are.
 pub(super) struct Walks<F: Format, M: TableMemory<F::Word>> {
     view: View<F, M>,
-    /// Whether the tables may be walked: between the begin of their domain and its end.
-    serves: AtomicBool,
-    /// Whether that has ended, so that they never will be again.
-    ended: AtomicBool,
-    pub(super) slots: Mutex<Flag, Slots<F, M>>,
-}
-
-/// The device models of a domain. The lock around them is held for a few steps at each, and by
-/// nobody who waits.
-pub(super) struct Slots<F: Format, M: TableMemory<F::Word>> {
-    pub(super) phase: Phase,
-    /// Those that an invalidation reaches.
-    pub(super) models: Models<F, M>,
+    /// A [`Phase`], set under the lock of the device models.
+    phase: AtomicU32,
+    /// Those that an invalidation reaches. The lock is held for a few steps at each, and by nobody
+    /// who waits.
+    pub(super) models: Mutex<Flag, Models<F, M>>,
 }
 
 /// What became of a software IOMMU.
@@ -137,26 +129,30 @@ pub(super) enum Phase {
 
 impl<F: Format, M: TableMemory<F::Word>> Walks<F, M> {
     pub(super) fn new(view: View<F, M>) -> Self {
-        let slots = Slots { phase: Phase::Made, models: Models::new() };
-        let [serves, ended] = [false; 2].map(AtomicBool::new);
-        Self { view, serves, ended, slots: Mutex::new(slots) }
+        let phase = AtomicU32::new(Phase::Made as u32);
+        Self { view, phase, models: Mutex::new(Models::new()) }
     }
 
     pub(super) fn view(&self) -> &View<F, M> {
         &self.view
     }
 
-    /// Sets whether the tables may be walked, under the lock of the slots.
-    pub(super) fn set_phase(&self, slots: &mut Slots<F, M>, phase: Phase) {
-        slots.phase = phase;
-        self.serves.store(phase == Phase::Serves, Ordering::Release);
-        self.ended.store(phase == Phase::Ended, Ordering::Release);
+    pub(super) fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u32, Ordering::Release);
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Made,
+            1 => Phase::Serves,
+            _ => Phase::Ended,
+        }
     }
 
     /// The run that a device's access begins in, in one walk. The access to all of `range` has yet
     /// to be permitted.
     fn run(&self, range: IovaRange, access: FaultAccess) -> Result<MappedRun, FaultReason> {
-        if !self.serves.load(Ordering::Acquire) {
+        if self.phase() != Phase::Serves {
             return Err(FaultReason::Blocked);
         }
         let found = match (self.view.tracks_dirty(), access) {
@@ -188,7 +184,7 @@ pub(super) enum Route<F: Format, M: TableMemory<F::Word>> {
 impl<F: Format, M: TableMemory<F::Word>> Route<F, M> {
     /// Whether it goes through tables that their domain has taken away.
     fn has_ended(&self) -> bool {
-        matches!(self, Self::Tables(walks) if walks.ended.load(Ordering::Acquire))
+        matches!(self, Self::Tables(walks) if walks.phase() == Phase::Ended)
     }
 
     /// Whether it goes through these tables.
@@ -291,10 +287,7 @@ impl<F: Format, M: TableMemory<F::Word>> Slot<F, M> {
     fn heed(&self, state: &mut State<F, M>) -> Option<Route<F, M>> {
         let mut wishes = self.wishes.lock();
         let count = mem::take(&mut wishes.count);
-        match wishes.forget.get(..count) {
-            Some(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
-            None => state.spans.clear(),
-        }
+        state.forget(wishes.forget.get(..count).map_or(Scope::All, Scope::Ranges));
         let blocked = || state.route.has_ended().then_some(Route::Blocked);
         let route = wishes.route.take().or_else(blocked);
         self.since.store(NO_WISH, Ordering::Release);
@@ -305,29 +298,25 @@ impl<F: Format, M: TableMemory<F::Word>> Slot<F, M> {
     pub(super) fn ask_to_forget(&self, scope: Scope<'_>, ticket: Ticket) {
         let mut wishes = self.wishes.lock();
         let count = wishes.count;
-        wishes.count = match scope {
-            Scope::Ranges(ranges) => {
-                match wishes.forget.get_mut(count..count.saturating_add(ranges.len())) {
-                    Some(places) => {
-                        places.copy_from_slice(ranges);
-                        count + ranges.len()
-                    }
-                    None => usize::MAX,
-                }
-            }
-            Scope::All => usize::MAX,
-        };
+        wishes.count = usize::MAX;
+        if let Scope::Ranges(ranges) = scope
+            && let Some(places) = wishes.forget.get_mut(count..count.saturating_add(ranges.len()))
+        {
+            places.copy_from_slice(ranges);
+            wishes.count = count + ranges.len();
+        }
         self.enter(ticket);
     }
 
-    /// Has it go elsewhere before its next access, unless a later change of its stream has.
+    /// Has it go elsewhere before its next access, unless a later change of its stream has. Then
+    /// that is waited for: an access may go the former way until it is fulfilled.
     pub(super) fn ask_to_go(&self, route: Route<F, M>, change: u64, ticket: Ticket) {
         let mut wishes = self.wishes.lock();
+        self.enter(ticket);
         let superseded = if change < wishes.change {
             Some(route)
         } else {
             wishes.change = change;
-            self.enter(ticket);
             wishes.route.replace(route)
         };
         drop(wishes);
@@ -342,11 +331,7 @@ impl<F: Format, M: TableMemory<F::Word>> Slot<F, M> {
             && let Some(mut state) = self.state.try_lock()
             && !self.has_wishes()
         {
-            match scope {
-                Scope::All => state.spans.clear(),
-                Scope::Ranges(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
-            }
-            return;
+            return state.forget(scope);
         }
         self.ask_to_forget(scope, *ticket.get_or_insert_with(Ticket::draw));
     }
@@ -380,6 +365,13 @@ impl<F: Format, M: TableMemory<F::Word>> State<F, M> {
     pub(super) fn change(&mut self, route: Route<F, M>) -> Route<F, M> {
         self.spans.clear();
         mem::replace(&mut self.route, route)
+    }
+
+    fn forget(&mut self, scope: Scope<'_>) {
+        match scope {
+            Scope::All => self.spans.clear(),
+            Scope::Ranges(ranges) => ranges.iter().for_each(|&range| self.spans.forget(range)),
+        }
     }
 
     /// The span of memory that the access to `range` begins in.
@@ -438,4 +430,23 @@ fn half_around(iova: Iova) -> MappedRun {
     let range = IovaRange::new(start, last).unwrap_or(IovaRange::point(iova));
     let paddr = PhysAddr::new(range.start().get());
     MappedRun { range, paddr, prot: Prot::READ_WRITE }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::io_pgtable::{Arena, ArmLpaeS1};
+
+    #[test]
+    fn a_change_that_a_later_one_overtook_waits_for_the_access_that_began_before_both() {
+        let slot = Slot::<ArmLpaeS1<12>, Arena>::new(Route::Pass);
+        let [first, second] = [Ticket::draw(), Ticket::draw()];
+        let access = slot.state.lock();
+        slot.ask_to_go(Route::Blocked, 2, second);
+        slot.ask_to_go(Route::Pass, 1, first);
+        assert!(slot.wait(first, |_| false).is_err());
+        drop(access);
+        slot.wait(first, |_| false).unwrap();
+        assert!(matches!(slot.begin().route, Route::Blocked));
+    }
 }

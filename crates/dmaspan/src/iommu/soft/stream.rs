@@ -80,8 +80,8 @@ where
         let route = routed.route.clone();
         let is_known = match &route {
             Route::Tables(walks) => {
-                let mut slots = walks.slots.lock();
-                slots.phase != Phase::Ended && slots.models.add(device.slot()).is_ok()
+                let mut models = walks.models.lock();
+                walks.phase() != Phase::Ended && models.add(device.slot()).is_ok()
             }
             Route::Blocked | Route::Pass => true,
         };
@@ -96,12 +96,12 @@ where
         let (former, change, ticket, end) = {
             let mut routed = self.routed.lock();
             if let Route::Tables(walks) = &route {
-                let mut slots = walks.slots.lock();
-                if slots.phase != Phase::Serves {
+                let mut models = walks.models.lock();
+                if walks.phase() != Phase::Serves {
                     let what = "the hooks of the domain have let go of its tables";
                     return Err(HardwareError { what, status: 0 });
                 }
-                routed.models.iter().try_for_each(|slot| slots.models.add(slot))?;
+                routed.models.iter().try_for_each(|slot| models.add(slot))?;
             }
             routed.changes += 1;
             let former = mem::replace(&mut routed.route, route.clone());
@@ -112,13 +112,15 @@ where
             Ok(())
         })?;
         slot::each(&self.routed, Routed::models, end, |slot| slot.wait(ticket, self.again))?;
-        // Nobody goes through the former tables any more, unless a later change has led there.
+        // Nobody goes through the former tables any more, unless a later change has led there. Its
+        // access may last when another one has led away: then these stay among the device models.
         let routed = self.routed.lock();
         if let Route::Tables(walks) = &former
-            && !routed.route.is_through(walks)
+            && routed.changes == change
+            && !route.is_through(walks)
         {
-            let mut slots = walks.slots.lock();
-            routed.models.iter().for_each(|slot| slots.models.remove(slot));
+            let mut models = walks.models.lock();
+            routed.models.iter().for_each(|slot| models.remove(slot));
         }
         Ok(())
     }
@@ -154,7 +156,7 @@ where
     }
 
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        match domain.ops().driver().walks.slots.lock().phase {
+        match domain.ops().driver().walks.phase() {
             Phase::Serves => Ok(()),
             Phase::Made | Phase::Ended => {
                 Err(Incompatible { what: "its hooks have let go of its tables" })

@@ -77,7 +77,66 @@ impl WholeFile {
     /// Where it cannot be made: there is no folder to make it in, or none that may be written to,
     /// or the path leads to a folder, or through a link that another user can have made.
     pub fn at(path: &Path) -> io::Result<Self> {
-        find(path)
+        // Whoever names a file from the root on may be in a folder that they may not look into.
+        let start = if path.is_absolute() { "/" } else { "." };
+        let mut folder = open_folder(CWD, OsStr::new(start), OFlags::empty())?;
+        let mut left = Vec::new();
+        push(&mut left, path);
+        let mut links = 0;
+        while let Some(name) = left.pop() {
+            if name == "/" {
+                folder = open_folder(CWD, &name, OFlags::empty())?;
+                continue;
+            }
+            let is_last = left.is_empty();
+            let found = match fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) if is_last => return Self::beside(folder, name, None),
+                found => found?,
+            };
+            let kind = FileType::from_raw_mode(found.st_mode);
+            let is_procs = fs::fstatfs(&folder)?.f_type == fs::PROC_SUPER_MAGIC;
+            match kind {
+                FileType::Directory if is_last => return Err(Errno::ISDIR.into()),
+                FileType::Directory => folder = open_folder(&folder, &name, OFlags::NOFOLLOW)?,
+                FileType::RegularFile if is_last => {
+                    return Self::beside(folder, name, Some(found));
+                }
+                // The kernel made it, and only the kernel knows where it leads: to an open file.
+                FileType::Symlink if is_procs && is_last => {
+                    return stream(&folder, &name, OFlags::empty());
+                }
+                FileType::Symlink if is_procs => {
+                    folder = open_folder(&folder, &name, OFlags::empty())?;
+                }
+                FileType::Symlink => {
+                    let target = fs::readlinkat(&folder, &name, Vec::new())?.into_bytes();
+                    // A file that this process was given open is nobody else's secret.
+                    let is_own = target.starts_with(b"/proc/self/fd/");
+                    if is_own || is_trusted(&folder, &found)? {
+                        links += 1;
+                        if links > LINKS {
+                            return Err(Errno::LOOP.into());
+                        }
+                        push(&mut left, Path::new(&OsString::from_vec(target)));
+                    } else if is_last {
+                        return Self::beside(folder, name, None);
+                    } else {
+                        let why = format!(
+                            "{} is a link that another user can have made: name the folder that it \
+                             leads to",
+                            Path::new(&name).display()
+                        );
+                        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                    }
+                }
+                _ if !is_last => return Err(Errno::NOTDIR.into()),
+                _ if is_trusted(&folder, &found)? => {
+                    return stream(&folder, &name, OFlags::NOFOLLOW);
+                }
+                _ => return Self::beside(folder, name, None),
+            }
+        }
+        Err(Errno::ISDIR.into())
     }
 
     /// Beside a name in a folder.
@@ -141,68 +200,6 @@ fn keep(file: &File, (mode, uid, gid): (u32, u32, u32)) -> io::Result<()> {
     let kept = fchown(file, Some(uid), Some(gid)).or_else(|_| fchown(file, None, Some(gid)));
     let mode = if kept.is_ok() { mode } else { mode & (0o707 | (mode & 7) << 3) };
     file.set_permissions(Permissions::from_mode(mode))
-}
-
-/// Follows a path link by link.
-fn find(path: &Path) -> io::Result<WholeFile> {
-    // Whoever names a file from the root on may be in a folder that they may not look into.
-    let start = if path.is_absolute() { "/" } else { "." };
-    let mut folder = open_folder(CWD, OsStr::new(start), OFlags::empty())?;
-    let mut left = Vec::new();
-    push(&mut left, path);
-    let mut links = 0;
-    while let Some(name) = left.pop() {
-        if name == "/" {
-            folder = open_folder(CWD, &name, OFlags::empty())?;
-            continue;
-        }
-        let is_last = left.is_empty();
-        let found = match fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) if is_last => return WholeFile::beside(folder, name, None),
-            found => found?,
-        };
-        let kind = FileType::from_raw_mode(found.st_mode);
-        let is_procs = fs::fstatfs(&folder)?.f_type == fs::PROC_SUPER_MAGIC;
-        match kind {
-            FileType::Directory if is_last => return Err(Errno::ISDIR.into()),
-            FileType::Directory => folder = open_folder(&folder, &name, OFlags::NOFOLLOW)?,
-            FileType::RegularFile if is_last => {
-                return WholeFile::beside(folder, name, Some(found));
-            }
-            // The kernel made it, and only the kernel knows where it leads: to an open file.
-            FileType::Symlink if is_procs && is_last => {
-                return stream(&folder, &name, OFlags::empty());
-            }
-            FileType::Symlink if is_procs => {
-                folder = open_folder(&folder, &name, OFlags::empty())?;
-            }
-            FileType::Symlink => {
-                let target = fs::readlinkat(&folder, &name, Vec::new())?.into_bytes();
-                // A file that this process was given open is nobody else's secret.
-                let is_own = target.starts_with(b"/proc/self/fd/");
-                if is_own || is_trusted(&folder, &found)? {
-                    links += 1;
-                    if links > LINKS {
-                        return Err(Errno::LOOP.into());
-                    }
-                    push(&mut left, Path::new(&OsString::from_vec(target)));
-                } else if is_last {
-                    return WholeFile::beside(folder, name, None);
-                } else {
-                    let why = format!(
-                        "{} is a link that another user can have made: name the folder that it \
-                         leads to",
-                        Path::new(&name).display()
-                    );
-                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-                }
-            }
-            _ if !is_last => return Err(Errno::NOTDIR.into()),
-            _ if is_trusted(&folder, &found)? => return stream(&folder, &name, OFlags::NOFOLLOW),
-            _ => return WholeFile::beside(folder, name, None),
-        }
-    }
-    Err(Errno::ISDIR.into())
 }
 
 /// Adds the parts of a path to those that are left, of which the last comes first.

@@ -6,7 +6,6 @@
 //! until a socket has sent all. Here a descriptor of unknown kind is asked no more than this kernel
 //! answers alone.
 
-use std::fmt;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -33,10 +32,10 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// A process has 256 such threads at most. With all of them stuck, further descriptors stay open.
 /// A server ends the session of a client for which [`unclosed`](Self::unclosed) stays above 0: that
 /// is what it costs such a client.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ClientDescriptors(Arc<Mutex<Closing>>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Closing {
     waiting: Vec<OwnedFd>,
     unclosed: usize,
@@ -91,14 +90,6 @@ impl Drop for Closing {
     }
 }
 
-impl fmt::Debug for ClientDescriptors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientDescriptors")
-            .field("unclosed", &self.unclosed())
-            .finish_non_exhaustive()
-    }
-}
-
 /// A descriptor that a client sent. Dropping it waits for nobody: what may wait is closed by a
 /// thread of its own.
 ///
@@ -123,13 +114,13 @@ impl fmt::Debug for ClientDescriptors {
 pub struct ClientDescriptor {
     /// There until it is dropped or taken.
     fd: Option<OwnedFd>,
-    of: Option<ClientDescriptors>,
+    of: ClientDescriptors,
 }
 
 impl ClientDescriptor {
     /// A descriptor of a client whose descriptors are counted by `of`.
     pub fn new(fd: impl Into<OwnedFd>, of: &ClientDescriptors) -> Self {
-        Self { fd: Some(fd.into()), of: Some(of.clone()) }
+        Self { fd: Some(fd.into()), of: of.clone() }
     }
 
     /// The descriptor, where it is of a file in memory: of memfd_create(2), or on a tmpfs or
@@ -152,7 +143,7 @@ impl ClientDescriptor {
 
 impl From<OwnedFd> for ClientDescriptor {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd: Some(fd), of: None }
+        Self::new(fd, &ClientDescriptors::default())
     }
 }
 
@@ -161,7 +152,7 @@ impl Drop for ClientDescriptor {
         // The last descriptor of memory or of an eventfd ends what is this kernel's own.
         if let Some(fd) = self.fd.take_if(|fd| !sys::is_memory(fd.as_fd()) && !is_event(fd.as_fd()))
         {
-            self.of.take().unwrap_or_default().close(fd);
+            self.of.close(fd);
         }
     }
 }

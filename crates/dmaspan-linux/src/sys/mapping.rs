@@ -223,29 +223,23 @@ impl Mapping {
         alignment: Alignment,
     ) -> Result<Self, Errno> {
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        let at = |offset| libc::off_t::try_from(offset).map_err(|_| Errno::EOVERFLOW);
-        let how = |prot, flags, fd, at| How { prot, flags, fd, at };
-        match backing {
-            Backing::Anonymous(flags) => {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
-                Self::mapped(how(both, flags, -1, 0), len, alignment)
-            }
-            Backing::Shared(fd, offset) => {
-                let how = how(both, libc::MAP_SHARED, fd.as_raw_fd(), at(offset)?);
-                Self::mapped(how, len, alignment)
-            }
+        let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let (prot, flags, fd, offset) = match backing {
+            Backing::Anonymous(flags) => (both, anonymous | flags, -1, 0),
+            Backing::Shared(fd, offset) => (both, libc::MAP_SHARED, fd.as_raw_fd(), offset),
             Backing::ReadOnly(fd, offset) => {
-                let shared = how(libc::PROT_READ, libc::MAP_SHARED, fd.as_raw_fd(), at(offset)?);
-                match Self::mapped(shared, len, alignment) {
-                    // Linux before 6.7 has no shared mapping of a file that is sealed against
-                    // writes. Its bytes do not change, and a private one has them, too.
-                    Err(Errno::EPERM) => {
-                        let flags = libc::MAP_PRIVATE;
-                        Self::mapped(How { flags, ..shared }, len, alignment)
-                    }
-                    mapped => mapped,
-                }
+                (libc::PROT_READ, libc::MAP_SHARED, fd.as_raw_fd(), offset)
             }
+        };
+        let at = libc::off_t::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
+        let how = How { prot, flags, fd, at };
+        match Self::mapped(how, len, alignment) {
+            // Linux before 6.7 has no shared mapping of a file that is sealed against writes. Its
+            // bytes do not change, and a private one has them, too.
+            Err(Errno::EPERM) if prot == libc::PROT_READ => {
+                Self::mapped(How { flags: libc::MAP_PRIVATE, ..how }, len, alignment)
+            }
+            mapped => mapped,
         }
     }
 

@@ -379,17 +379,7 @@ impl Ioas {
     /// unmapping its source is refused with [`Error::Busy`].
     #[track_caller]
     pub fn copy(&self, from: &Self, range: IovaRange, iova: Iova, prot: Prot) -> Result<(), Error> {
-        self.copy_labelled(from, range, iova, prot, Label::caller())
-    }
-
-    fn copy_labelled(
-        &self,
-        from: &Self,
-        range: IovaRange,
-        iova: Iova,
-        prot: Prot,
-        label: Label,
-    ) -> Result<(), Error> {
+        let label = Label::caller();
         let _no_bar = self.before_copy(from, range)?;
         let copied = self
             .with_limits(|limits| self.table.copy(limits, &from.table, range, iova, prot, label));
@@ -562,9 +552,7 @@ impl Ioas {
     pub fn unmap_all(&self) -> Result<u64, Error> {
         self.table.unmap_all()
     }
-}
 
-impl Ioas {
     /// The first mapping that has an address in `range`.
     pub(super) fn listed_in(&self, range: IovaRange) -> Option<SpaceMapping> {
         self.table.listed_in(range)

@@ -10,7 +10,7 @@ use std::io::Write as _;
 static CHOSEN: AtomicU32 = AtomicU32::new(0);
 /// Where it is noted which changes a program came by, and by which it came already.
 static NOTES: std::sync::OnceLock<std::fs::File> = std::sync::OnceLock::new();
-static SEEN: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
+static SEEN: [AtomicBool; 1 << 16] = [const { AtomicBool::new(false) }; 1 << 16];
 
 /// Called before `main`, since tests count allocations and make them fail.
 #[used]

@@ -95,12 +95,12 @@ usage: cargo xtask <command>
           operations; a difference that is not in the README's list fails
   peers --findings [--work DIR]
           show what was found in Linux's page tables, by their own code
-  mutants [--tenth | FILE [CHANGE]]
+  mutants [--tenth | NAME]
           change the program in one place after the other, where an error would be
           worst, and fail where no test notices; those that change nothing are in
           xtask/mutants/alive.txt with the reason; --tenth tries a tenth of the
-          changes, which the commit chooses, and FILE and CHANGE those whose file
-          and whose name contain them";
+          changes, which the commit chooses, and NAME those whose name, which begins
+          with the file, contains it";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["mutants", arguments @ ..] => {
-            with_options("mutants", mutants::Options::parse(arguments), mutants::run)
+            with_options("mutants", mutants::parse(arguments), mutants::run)
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
         ["kernel", arguments @ ..] => with_options("kernel", kernel::parse(arguments), kernel::run),

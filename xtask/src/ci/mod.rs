@@ -62,7 +62,7 @@ const CHECKS: [Check; 22] = [
     quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
     quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
     quick("mutants: cargo xtask mutants, of which a tenth", |extent| {
-        mutants::run(&if extent == Full { mutants::Options::default() } else { mutants::tenth() })
+        mutants::run(if extent == Full { &mutants::Chosen::All } else { &mutants::Chosen::Tenth })
     }),
     quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
     quick("packages: cargo xtask package", |_| package::check()),

@@ -8,430 +8,262 @@
 mod changes;
 mod trial;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::tree::Tree;
+use crate::tree::{File, Tree};
 use crate::{Checked, Outcome, root, target_directory};
 use changes::Change;
 
+/// Which changes are tried.
+#[derive(Debug)]
+pub enum Chosen {
+    /// All of them.
+    All,
+    /// A tenth, of one area, by the commit.
+    Tenth,
+    /// Those whose names contain this.
+    Named(String),
+}
+
+/// # Errors
+///
+/// Arguments that there are not.
+pub fn parse(arguments: &[&str]) -> Result<Chosen, String> {
+    match *arguments {
+        [] => Ok(Chosen::All),
+        ["--tenth"] => Ok(Chosen::Tenth),
+        [name] if !name.starts_with('-') => Ok(Chosen::Named(name.to_owned())),
+        _ => Err("there is `--tenth`, or a part of a change's name".into()),
+    }
+}
+
 /// Files whose changes the same tests notice.
 struct Area {
-    name: &'static str,
     package: &'static str,
-    /// `lib` for the tests in the library.
-    programs: &'static [&'static str],
-    files: &'static [&'static str],
+    /// The tests, as arguments of `cargo test`.
+    tests: &'static str,
+    /// Files and beginnings of them.
+    files: Vec<&'static str>,
 }
 
-const AREAS: &[Area] = &[
-    Area {
-        name: "io_pgtable",
-        package: "dmaspan",
-        programs: &["lib", "it"],
-        files: &[
-            "io_pgtable/unmap.rs",
-            "io_pgtable/retired.rs",
-            "io_pgtable/collect.rs",
-            "io_pgtable/walk.rs",
-        ],
-    },
-    Area {
-        name: "iommu",
-        package: "dmaspan",
-        programs: &["lib", "dma", "it"],
-        files: &["iommu/gather.rs", "iommu/flush_queue.rs"],
-    },
-    Area {
-        name: "container",
-        package: "dmaspan",
-        programs: &["lib", "container"],
-        files: &[
-            "container/takedown.rs",
-            "container/unmap.rs",
-            "container/alone.rs",
-            "container/quarantine.rs",
-            "container/unconfirmed.rs",
-        ],
-    },
-    Area {
-        name: "swiotlb",
-        package: "dmaspan",
-        programs: &["lib", "swiotlb", "dma"],
-        files: &["swiotlb/"],
-    },
-    Area {
-        name: "regbuf",
-        package: "dmaspan",
-        programs: &["lib", "regbuf"],
-        files: &["regbuf/import.rs"],
-    },
-    Area {
-        name: "drivers",
-        package: "dmaspan-drivers",
-        programs: &["lib", "vtd", "amd_vi", "arm_smmu", "arm_smmu_v3", "riscv"],
-        files: &[
-            "ring.rs",
-            "blocks.rs",
-            "vtd/ops.rs",
-            "amd_vi/ops.rs",
-            "arm_smmu/ops.rs",
-            "arm_smmu_v3/ops.rs",
-            "arm_smmu_v3/tlbi.rs",
-            "riscv/ops.rs",
-        ],
-    },
-];
-
-/// Which changes are tried.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Those in files whose path contains this.
-    file: String,
-    /// Those whose name contains this.
-    name: String,
-    /// A tenth of all, of one area, by the commit.
-    tenth: bool,
-}
-
-impl Options {
-    /// # Errors
-    ///
-    /// The argument that there is not.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        match *arguments {
-            [] => Ok(Self::default()),
-            ["--tenth"] => Ok(tenth()),
-            [file] if !file.starts_with('-') => {
-                Ok(Self { file: file.to_owned(), ..Self::default() })
-            }
-            [file, name] if !file.starts_with('-') => {
-                Ok(Self { file: file.to_owned(), name: name.to_owned(), tenth: false })
-            }
-            _ => {
-                Err("there is `--tenth`, or a part of a file's path and one of a change's name"
-                    .into())
-            }
-        }
-    }
-}
-
-/// A tenth of the changes.
-pub(crate) fn tenth() -> Options {
-    Options { tenth: true, ..Options::default() }
-}
-
-/// A change in its place, with its number.
-struct Mutant {
-    number: usize,
-    file: String,
+/// A change in its place, whose name begins with the file.
+struct Mutant<'a> {
+    file: &'a str,
+    area: &'a Area,
     change: Change,
-    area: usize,
-}
-
-impl Mutant {
-    fn name(&self) -> String {
-        format!("{} {}", self.file, self.change.name)
-    }
 }
 
 /// Tries changes, and says which of them no test notices.
 ///
 /// # Errors
 ///
-/// Those that have no reason to live, and reasons of changes that are not there or do not live.
-pub fn run(options: &Options) -> Checked {
+/// Changes that live without a reason, or a reason without a change.
+pub fn run(chosen: &Chosen) -> Checked {
     let tree = Tree::of_workspace().map_err(str::to_owned)?;
-    let reasons = Reasons::read()?;
-    let mut mutants = all(&tree, &planted()?)?;
-    if options.tenth {
-        choose_tenth(&mut mutants)?;
+    let areas = areas();
+    let mut mutants = all(tree, &areas)?;
+    let reasons = reasons(&mutants)?;
+    match chosen {
+        Chosen::All => {}
+        Chosen::Tenth => choose_tenth(&mut mutants)?,
+        Chosen::Named(name) => mutants.retain(|it| it.change.name.contains(name)),
     }
     let copy = target_directory().join("mutants");
     build(tree, &copy, &mut mutants)?;
-    mutants.retain(|it| it.file.contains(&options.file) && it.change.name.contains(&options.name));
     crate::say(&format!("{} changes", mutants.len()));
     let mut failed = Vec::new();
-    let mut reasoned = 0;
-    for (n, area) in AREAS.iter().enumerate() {
-        let of_area: Vec<&Mutant> = mutants.iter().filter(|it| it.area == n).collect();
-        if of_area.is_empty() {
-            continue;
-        }
-        let started = Instant::now();
-        for lives in trial::living(area, &copy, &of_area)? {
-            if reasons.has(lives) {
-                reasoned += 1;
-            } else {
-                failed.push(lives.name());
-            }
-        }
-        let seconds = started.elapsed().as_secs();
-        crate::say(&format!("{}: {} changes tried in {seconds} s", area.name, of_area.len()));
+    for of_area in mutants.chunk_by(|one, other| std::ptr::eq(one.area, other.area)) {
+        failed.extend(trial::living(of_area[0].area, &copy, of_area)?);
     }
-    failed.sort();
+    failed.retain(|lives| !reasons.iter().any(|it| is_of(it, lives)));
     if failed.is_empty() {
-        crate::say(&format!("all are noticed but {reasoned}, which change nothing"));
         return Ok(Outcome::Passed);
     }
-    Err(format!("no test notices, and alive.txt has no reason:\n   {}", failed.join("\n   ")))
+    let names: Vec<&str> = failed.iter().map(|it| it.change.name.as_str()).collect();
+    Err(format!("no test notices, and alive.txt has no reason:\n   {}", names.join("\n   ")))
+}
+
+/// The lines of a table that are neither blank nor comments.
+fn lines(table: &'static str) -> impl Iterator<Item = &'static str> {
+    table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+/// Those of areas.txt.
+fn areas() -> Vec<Area> {
+    let mut all: Vec<Area> = Vec::new();
+    for line in lines(include_str!("../../mutants/areas.txt")) {
+        if let (Some(file), Some(area)) = (line.strip_prefix("  "), all.last_mut()) {
+            area.files.push(file);
+        } else {
+            let (package, tests) = line.split_once(' ').unwrap_or((line, "--tests"));
+            all.push(Area { package, tests, files: Vec::new() });
+        }
+    }
+    all
 }
 
 /// All changes of the areas' files.
-fn all(tree: &Tree, planted: &[Planted]) -> Result<Vec<Mutant>, String> {
+fn all<'a>(tree: &'a Tree, areas: &'a [Area]) -> Result<Vec<Mutant<'a>>, String> {
     let mut mutants = Vec::new();
-    let mut place = 0;
-    for (n, area) in AREAS.iter().enumerate() {
-        let source = format!("crates/{}/src/", area.package);
-        for file in tree.files() {
-            let of_area = |part: &&str| {
-                file.path.strip_prefix(&source).is_some_and(|it| it.starts_with(*part))
-            };
-            if !file.path.ends_with(".rs") || !area.files.iter().any(|part| of_area(&part)) {
-                continue;
-            }
-            let mut found =
-                changes::find(&file.text).map_err(|why| format!("{}: {why}", file.path))?;
-            for planted in planted.iter().filter(|it| it.file == file.path) {
-                place += 1;
-                let change = changes::planted(&file.text, &planted.from, &planted.to);
-                let unknown = || format!("{}: once there should be:\n{}", file.path, planted.from);
-                found.push(change.ok_or_else(unknown)?);
-            }
-            let mut seen = HashMap::<String, usize>::new();
-            for mut change in found {
-                let count = seen.entry(change.name.clone()).or_default();
-                *count += 1;
-                if *count > 1 {
-                    change.name = format!("{} #{count}", change.name);
-                }
-                mutants.push(Mutant { number: 0, file: file.path.clone(), change, area: n });
-            }
+    for area in areas {
+        let is_of_area = |file: &&File| area.files.iter().any(|it| file.path.starts_with(it));
+        for file in tree.files().iter().filter(is_of_area) {
+            let changes = of_file(file)?.into_iter();
+            mutants.extend(changes.map(|change| Mutant { file: &file.path, area, change }));
         }
     }
-    if place != planted.len() {
-        return Err("planted.txt names a file that no area has".into());
+    match planted().find(|(file, ..)| !mutants.iter().any(|it| it.file == *file)) {
+        Some((file, ..)) => Err(format!("planted.txt names {file}, which no area has")),
+        None => Ok(mutants),
     }
-    Ok(mutants)
 }
 
-/// A change that somebody wrote down.
-struct Planted {
-    file: String,
-    from: String,
-    to: String,
+/// The changes of a file, of which no two have the same name.
+fn of_file(file: &File) -> Result<Vec<Change>, String> {
+    let mut found = changes::find(&file.text).map_err(|why| format!("{}: {why}", file.path))?;
+    for (_, from, to) in planted().filter(|it| it.0 == file.path) {
+        let unknown = || format!("{}: once there should be:\n{from}", file.path);
+        found.push(changes::planted(&file.text, &from, &to).ok_or_else(unknown)?);
+    }
+    let mut counts = HashMap::new();
+    for change in &mut found {
+        let count = counts.entry(change.name.clone()).or_insert(0);
+        *count += 1;
+        if *count > 1 {
+            change.name.push_str(&format!(" #{count}"));
+        }
+        change.name.insert_str(0, &format!("{} ", file.path));
+    }
+    Ok(found)
 }
 
 /// Those of planted.txt: a file behind `@`, lines behind `-` and those that take their place behind
 /// `+`.
-fn planted() -> Result<Vec<Planted>, String> {
-    let path = root().join("xtask/mutants/planted.txt");
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let mut all: Vec<Planted> = Vec::new();
-    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let (kind, rest) = line.split_at(1);
-        let rest = rest.strip_prefix(' ').unwrap_or(rest);
-        match (kind, all.last_mut()) {
-            ("@", _) => {
-                all.push(Planted { file: rest.into(), from: String::new(), to: String::new() });
-            }
-            ("-", Some(last)) => add_line(&mut last.from, rest),
-            ("+", Some(last)) => add_line(&mut last.to, rest),
-            _ => return Err(format!("planted.txt has a line `{line}`")),
-        }
-    }
-    Ok(all)
+fn planted() -> impl Iterator<Item = (&'static str, String, String)> {
+    include_str!("../../mutants/planted.txt").split("\n@ ").skip(1).map(|entry| {
+        let behind = |sign| entry.lines().filter_map(move |line| line.strip_prefix(sign));
+        let text = |sign| behind(sign).collect::<Vec<_>>().join("\n");
+        (entry.lines().next().unwrap_or_default(), text("- "), text("+ "))
+    })
 }
 
-fn add_line(to: &mut String, line: &str) {
-    if !to.is_empty() {
-        to.push('\n');
+/// Those of alive.txt that have a reason: a change's name, or the beginning of several that nobody
+/// wrote down, with `*` behind it, and below a line with the reason, which begins with a blank.
+fn reasons(mutants: &[Mutant<'_>]) -> Result<Vec<&'static str>, String> {
+    let mut waiting = None;
+    let mut names = Vec::new();
+    for line in lines(include_str!("../../mutants/alive.txt")) {
+        waiting = (!line.starts_with(' ')).then_some(line);
+        names.extend(waiting);
     }
-    to.push_str(line);
+    let is_unknown = |name: &&str| !mutants.iter().any(|it| is_of(name, it));
+    match waiting.or(names.iter().copied().find(is_unknown)) {
+        Some(name) => Err(format!("alive.txt has a reason without change, or none, at `{name}`")),
+        None => Ok(names),
+    }
 }
 
-/// Why changes that live change nothing.
-struct Reasons(BTreeMap<String, String>);
-
-impl Reasons {
-    /// Those of alive.txt: a change's name, or the begin of several that nobody wrote down, with
-    /// `*` behind it, and a line with the reason, which begins with a blank.
-    fn read() -> Result<Self, String> {
-        let path = root().join("xtask/mutants/alive.txt");
-        let text =
-            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let mut all = BTreeMap::new();
-        let mut names = Vec::new();
-        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            if line.starts_with(' ') {
-                for name in names.drain(..) {
-                    all.insert(name, line.trim().to_owned());
-                }
-            } else {
-                names.push(line.to_owned());
-            }
-        }
-        match names.first() {
-            Some(name) => Err(format!("alive.txt has no reason behind `{name}`")),
-            None => Ok(Self(all)),
-        }
-    }
-
-    fn has(&self, mutant: &Mutant) -> bool {
-        let name = mutant.name();
-        self.0.keys().any(|key| match key.strip_suffix('*') {
-            Some(begin) => name.starts_with(begin) && !mutant.change.name.starts_with("planted"),
-            None => name == *key,
-        })
-    }
+/// Whether a name in alive.txt is of this change.
+fn is_of(name: &str, mutant: &Mutant<'_>) -> bool {
+    let of = &mutant.change.name;
+    let begin = name.strip_suffix('*').filter(|_| !of.contains(" planted: "));
+    of == name || begin.is_some_and(|it| of.starts_with(it))
 }
 
 /// Keeps a tenth of the changes, all of one area, whose tests alone have to be compiled.
-fn choose_tenth(mutants: &mut Vec<Mutant>) -> Result<(), String> {
-    let commit = crate::debian::output_of(
-        Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()),
-    )?;
-    let chosen = commit.get(..8).and_then(|it| usize::from_str_radix(it, 16).ok());
-    let chosen = chosen.ok_or("git names no commit")?;
-    let wanted = mutants.len() / 10;
-    let area = mutants[chosen % mutants.len()].area;
-    mutants.retain(|it| it.area == area);
-    let step = (mutants.len() / wanted.max(1)).max(1);
-    let mut n = chosen;
-    mutants.retain(|_| {
-        n += 1;
-        n.is_multiple_of(step)
-    });
+fn choose_tenth(mutants: &mut Vec<Mutant<'_>>) -> Result<(), String> {
+    let mut git = Command::new("git");
+    let commit =
+        crate::debian::output_of(git.args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()))?;
+    let chosen = usize::from_str_radix(commit.trim(), 16).map_err(|error| error.to_string())?;
+    let (count, area) = (mutants.len() / 10, mutants[chosen % mutants.len()].area);
+    mutants.retain(|it| std::ptr::eq(it.area, area));
+    let begin = chosen % mutants.len();
+    mutants.rotate_left(begin);
+    mutants.truncate(count);
     Ok(())
 }
 
 /// Makes a copy of the tree with the changes, without those that the compiler refuses.
-fn build(tree: &Tree, copy: &Path, mutants: &mut Vec<Mutant>) -> Result<(), String> {
-    // What it refused before it refuses again, mostly.
-    let known = copy.join("refused.txt");
-    let mut refused = fs::read_to_string(&known).unwrap_or_default();
-    let before: HashSet<String> = refused.lines().map(str::to_owned).collect();
-    mutants.retain(|it| !before.contains(&it.name()));
-    loop {
-        mutants.iter_mut().zip(1..).for_each(|(mutant, number)| mutant.number = number);
-        let mut places = HashMap::new();
-        write_copy(tree, copy, mutants, &mut places)?;
-        let mut packages: Vec<_> = mutants.iter().map(|it| AREAS[it.area].package).collect();
-        packages.dedup();
-        let mut check = cargo(copy, &["check", "--lib", "--message-format=json"]);
-        check.args(packages.iter().flat_map(|it| ["-p", it]));
-        let output = check.stderr(Stdio::null()).output().map_err(|error| error.to_string())?;
-        if output.status.success() {
-            break;
+fn build(tree: &Tree, copy: &Path, mutants: &mut Vec<Mutant<'_>>) -> Result<(), String> {
+    while !mutants.is_empty() {
+        write_copy(tree, copy, mutants)?;
+        let refused = refused(copy, mutants)?;
+        if refused.is_empty() {
+            return Ok(());
         }
-        let mut bad = Vec::new();
-        for message in String::from_utf8_lossy(&output.stdout).lines() {
-            bad.extend(blamed(message, &places, mutants));
-        }
-        bad.sort_unstable();
-        bad.dedup();
-        if bad.is_empty() {
-            return Err(format!(
-                "the copy in {} does not build: `cargo check` there",
-                copy.display()
-            ));
-        }
-        mutants.retain(|it| {
-            let is_bad = bad.binary_search(&it.number).is_ok();
-            if is_bad {
-                refused.push_str(&it.name());
-                refused.push('\n');
-            }
-            !is_bad
-        });
-        write_new(&known, &refused)?;
+        mutants.retain(|it| !refused.contains(&it.change.number));
     }
-    Ok(())
+    Err("no change has such a name, or the compiler refuses it".into())
 }
 
-/// The innermost changes that the places of a compiler's error are in.
-fn blamed(
-    message: &str,
-    places: &HashMap<String, Vec<(usize, Range<usize>)>>,
-    mutants: &[Mutant],
-) -> Vec<usize> {
-    let Ok(message) = serde_json::from_str::<Value>(message) else { return Vec::new() };
-    let message = &message["message"];
-    if message["level"] != "error" {
-        return Vec::new();
+/// The changes that the compiler refuses now, by their numbers.
+fn refused(copy: &Path, mutants: &[Mutant<'_>]) -> Result<BTreeSet<u32>, String> {
+    let packages: BTreeSet<&str> = mutants.iter().map(|it| it.area.package).collect();
+    let mut check = cargo(copy, &["check", "--lib", "--message-format=json"]);
+    check.args(packages.iter().flat_map(|it| ["-p", it])).stderr(Stdio::null());
+    let output = check.output().map_err(|error| error.to_string())?;
+    let errors = messages(&output.stdout).filter(|it| it["message"]["level"] == "error");
+    let refused: BTreeSet<u32> = errors
+        .filter_map(|it| blamed(&it["message"], mutants))
+        .map(|it| it.change.number)
+        .collect();
+    if refused.is_empty() && !output.status.success() {
+        return Err(format!("the copy does not build: `cargo check` in {}", copy.display()));
     }
-    let spans = message["spans"].as_array().map_or(&[][..], Vec::as_slice);
-    let place = |span: &Value| {
-        let byte = |of: &str| usize::try_from(span[of].as_u64()?).ok();
-        Some((places.get(span["file_name"].as_str()?)?, byte("byte_start")?, byte("byte_end")?))
-    };
-    let at = |span: &Value| {
-        let (places, start, end) = place(span)?;
-        let around = places.iter().filter(|(_, it)| it.start <= start && end <= it.end);
-        around.min_by_key(|(_, it)| it.len()).map(|&(number, _)| number)
-    };
-    let primary = spans.iter().filter(|it| it["is_primary"] == true);
-    let mut found: Vec<usize> = primary.clone().filter_map(at).collect();
-    if found.is_empty() {
-        found = spans.iter().filter_map(at).collect();
-    }
-    if found.is_empty() {
-        // What would have ended a borrow is somewhere near.
-        for (places, _, end) in primary.filter_map(place) {
-            let is = |number: usize, what: &str| mutants[number - 1].change.name.contains(what);
-            let drops = |it: &&(usize, Range<usize>)| it.1.end <= end && is(it.0, "without drop(");
-            let near = |it: &&(usize, Range<usize>)| it.1.end.abs_diff(end);
-            let without = || places.iter().filter(|it| is(it.0, "without ")).min_by_key(near);
-            let nearest = places.iter().filter(drops).min_by_key(near).or_else(without);
-            found.extend(nearest.map(|(number, _)| number));
-        }
-    }
-    found
+    Ok(refused)
 }
 
-fn write_copy(
-    tree: &Tree,
-    copy: &Path,
-    mutants: &[Mutant],
-    places: &mut HashMap<String, Vec<(usize, Range<usize>)>>,
-) -> Result<(), String> {
-    let of_file = |path: &str| -> Vec<(usize, &Change)> {
-        mutants.iter().filter(|it| it.file == path).map(|it| (it.number, &it.change)).collect()
-    };
+/// Cargo's messages.
+fn messages(said: &[u8]) -> impl Iterator<Item = Value> {
+    said.split(|&it| it == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
+}
+
+/// The innermost change around a place of a compiler's error, the main one if possible.
+fn blamed<'m, 'a>(error: &Value, mutants: &'m [Mutant<'a>]) -> Option<&'m Mutant<'a>> {
+    let mut spans: Vec<&Value> = error["spans"].as_array()?.iter().collect();
+    spans.sort_by_key(|it| it["is_primary"] != true);
+    let byte = |span: &Value, of: &str| usize::try_from(span[of].as_u64()?).ok();
+    spans.into_iter().find_map(|span| {
+        let (start, end) = (byte(span, "byte_start")?, byte(span, "byte_end")?);
+        let of_file = mutants.iter().filter(|it| span["file_name"] == it.file);
+        let around =
+            of_file.filter(|it| it.change.place.start <= start && end <= it.change.place.end);
+        around.min_by_key(|it| it.change.place.len())
+    })
+}
+
+/// For changes that compare what never differs, and overflow.
+const ALLOWED: &str =
+    "#![allow(warnings, unsafe_code, arithmetic_overflow, unconditional_panic)]\n";
+
+/// Writes the tree with a switch for each change.
+fn write_copy(tree: &Tree, copy: &Path, mutants: &mut [Mutant<'_>]) -> Result<(), String> {
+    for (mutant, number) in mutants.iter_mut().zip(1..) {
+        mutant.change.number = number;
+    }
     for file in tree.files() {
-        let of_file = of_file(&file.path);
-        let mut text = file.text.clone();
-        if !of_file.is_empty() {
-            let (with, at) = changes::with_switches(&text, &of_file);
-            text = with;
-            places.insert(file.path.clone(), at);
-        }
-        if file.path == "Cargo.toml" {
+        let of_file = mutants.iter_mut().filter(|it| it.file == file.path);
+        let mut changes: Vec<_> = of_file.map(|it| &mut it.change).collect();
+        let mut text = changes::with_switches(&file.text, &mut changes);
+        match file.path.as_str() {
+            "crates/dmaspan/src/lib.rs" => text = format!("{ALLOWED}{text}\npub mod mutants;\n"),
+            "crates/dmaspan-drivers/src/lib.rs" => {
+                text = format!("{ALLOWED}{text}\nuse dmaspan::mutants;\n");
+            }
             // Cargo takes packages of one name and version for the same in every copy of the tree.
-            text = text.replacen("\nversion = \"0.1.0\"", "\nversion = \"0.1.0+mutants\"", 1);
-        }
-        let switch = match file.path.as_str() {
-            "crates/dmaspan/src/lib.rs" => "\n#[doc(hidden)]\npub mod mutants;\n",
-            "crates/dmaspan-drivers/src/lib.rs" => "\nuse dmaspan::mutants;\n",
-            _ => "",
-        };
-        if !switch.is_empty() {
-            // Changes compare what never differs, and overflow.
-            let allowed = "warnings, unsafe_code, arithmetic_overflow, unconditional_panic";
-            text = format!("#![allow({allowed})]\n{text}{switch}");
+            "Cargo.toml" => text = text.replacen("\"0.1.0\"", "\"0.1.0+mutants\"", 1),
+            _ => {}
         }
         write_new(&copy.join(&file.path), &text)?;
     }
-    let count = format!("const COUNT: usize = {};\n", mutants.len() + 1);
-    let switch =
-        fs::read_to_string(root().join("xtask/mutants/switch.rs")).map_err(|it| it.to_string())?;
-    write_new(&copy.join("crates/dmaspan/src/mutants.rs"), &(switch + &count))
+    let switch = include_str!("../../mutants/switch.rs");
+    write_new(&copy.join("crates/dmaspan/src/mutants.rs"), switch)
 }
 
 /// Writes a file where something else is there: cargo looks at times.
@@ -447,7 +279,6 @@ fn write_new(path: &Path, text: &str) -> Result<(), String> {
 /// Cargo in the copy, which builds what is of other origin where the tree builds it.
 fn cargo(copy: &Path, arguments: &[&str]) -> Command {
     let mut cargo = crate::cargo(arguments);
-    let target = target_directory();
-    cargo.current_dir(copy).env("CARGO_TARGET_DIR", target).env("RUSTFLAGS", "");
+    cargo.current_dir(copy).env("CARGO_TARGET_DIR", target_directory()).env("RUSTFLAGS", "");
     cargo
 }

@@ -14,9 +14,10 @@ use crate::tree::Tree;
 
 /// The files whose calls move bytes, what these begin with, how many there are, and the test that
 /// makes them beside others.
-const FILES: [(&str, &str, usize, &str); 2] = [
+const FILES: [(&str, &str, usize, &str); 3] = [
     ("src/dma/bounce/frames.rs", "bytes::", 4, "memory_of_a_kernels_pool"),
     ("src/dma/coherent/frames.rs", "bytes::", 4, "coherent_memory_is_read_and_written"),
+    ("src/bytes.rs", "S::", 2, "bytes_and_numbers"),
 ];
 /// What a call begins with that has memory which nobody else has yet.
 const ALONE: &str = "bytes::clear(self.";
@@ -32,11 +33,11 @@ const PLANTS: [(&str, &str); 2] =
 pub(crate) fn run(miri: impl Fn(&[&str]) -> Command) -> Result<(), String> {
     let folder = crate::target_directory().join("planted-bytes");
     for (number, (call, test)) in write(&folder)?.iter().enumerate() {
-        for (plant, wanted) in PLANTS {
+        for (kind, (plant, wanted)) in PLANTS.into_iter().enumerate() {
             let mut command = miri(&["miri", "test", "--quiet", "--test", "at_once"]);
             // Miri's own panics follow where it emulates weak memory at several sizes.
             let flags = "-Zmiri-disable-weak-memory-emulation -Zmiri-env-set=PLANTED";
-            let flags = format!("{MIRI_FLAGS} {flags}={number}-{plant}");
+            let flags = format!("{MIRI_FLAGS} {flags}={}", 2 * number + kind);
             command.args(["--", test]).env("MIRIFLAGS", flags).current_dir(&folder);
             sanitize::finds(command, &format!("Miri, {plant} before {call}"), wanted)?;
         }
@@ -63,8 +64,10 @@ fn write(folder: &Path) -> Result<Vec<(String, &'static str)>, String> {
             let moves = blocks.filter(|it| it.starts_with(begin) && !it.starts_with(ALONE));
             let before = calls.len();
             for call in moves {
-                let planted =
-                    format!("{{ crate::plant({}, {}); {call} }}", calls.len(), start(call));
+                // A caller's own buffer has fewer bytes than a word.
+                let in_word = if begin == "S::" { "size_of::<S>() == 8" } else { "true" };
+                let (number, at) = (calls.len(), start(call));
+                let planted = format!("{{ crate::plant({number}, {at}, {in_word}); {call} }}");
                 text = text.replace(call, &planted);
                 calls.push((format!("`{call}` of {of}"), test));
             }
@@ -100,8 +103,8 @@ mod tests {
         let written = write(&folder);
         let planted = fs::read_to_string(folder.join("src/dma/bounce/frames.rs"));
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(written.map(|calls| calls.len()), Ok(8));
-        let clear = "unsafe { { crate::plant(3, start); bytes::clear(start, len) } };";
+        assert_eq!(written.map(|calls| calls.len()), Ok(10));
+        let clear = "unsafe { { crate::plant(3, start, true); bytes::clear(start, len) } };";
         assert!(planted.unwrap().contains(clear));
     }
 }

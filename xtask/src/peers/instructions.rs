@@ -60,9 +60,9 @@ pub(super) fn count(
         let mut theirs = f64::INFINITY;
         for build in BUILDS {
             let program = work.join(build).join(peer.program);
-            theirs = theirs.min(once(&program, peer.format, comparison.their_case)?);
+            theirs = theirs.min(once(&program, peer.format, &comparison.their_case)?);
         }
-        let own = once(own, comparison.format, comparison.case)?;
+        let own = once(own, comparison.format, &comparison.case)?;
         counts.push(Count { case, peer: name, theirs, own });
     }
     Ok(counts)

@@ -105,115 +105,36 @@ const IOVA_CASES: [(&str, &str); 5] = [
 const DMA_FORMATS: [(&str, &Peer); 2] =
     [("dma_lpae", &DMA_IOMMU_ARM), ("dma_vtdss", &DMA_IOMMU_VTDSS)];
 /// Its cases. What is bounced is not trusted, and never lazy.
-const DMA_CASES: [&str; 24] = [
-    "single_1_lazy",
-    "single_1_strict",
-    "single_8_lazy",
-    "single_8_strict",
-    "single_64_lazy",
-    "single_64_strict",
-    "single_512_lazy",
-    "single_512_strict",
-    "list_2_lazy",
-    "list_2_strict",
-    "list_4_lazy",
-    "list_4_strict",
-    "list_8_lazy",
-    "list_8_strict",
-    "list_64_lazy",
-    "list_64_strict",
-    "steps_1_lazy",
-    "steps_1_strict",
-    "steps_8_lazy",
-    "steps_8_strict",
-    "steps_64_lazy",
-    "steps_64_strict",
-    "bounced_2k_strict",
-    "bounced_64k_strict",
-];
+const DMA_CASES: [(&str, &[u32]); 3] =
+    [("single", &[1, 8, 64, 512]), ("list", &[2, 4, 8, 64]), ("steps", &[1, 8, 64])];
+const BOUNCED_CASES: [&str; 2] = ["bounced_2k_strict", "bounced_64k_strict"];
 
 /// The formats that the container stands on, with what Linux's has there.
 const CONTAINER_FORMATS: [(&str, &Peer); 2] =
     [("container_lpae", &TYPE1_ARM), ("container_vtdss", &TYPE1_VTDSS)];
-/// Its cases, with cheap pins and with dear ones.
-const CONTAINER_CASES: [&str; 18] = [
-    "4k_cheap",
-    "4k_dear",
-    "64k_base_cheap",
-    "64k_base_dear",
-    "64k_folio_cheap",
-    "64k_folio_dear",
-    "16m_base_cheap",
-    "16m_base_dear",
-    "16m_run_cheap",
-    "16m_run_dear",
-    "256m_base_cheap",
-    "256m_base_dear",
-    "256m_run_cheap",
-    "256m_run_dear",
-    "256m_thp_cheap",
-    "256m_thp_dear",
-    "1g_hugetlb_cheap",
-    "1g_hugetlb_dear",
+/// The memory that containers and registered buffers are of: each with cheap pins and with dear
+/// ones.
+const PINNED: [&str; 10] = [
+    "4k",
+    "64k_base",
+    "64k_folio",
+    "16m_base",
+    "16m_run",
+    "16m_thp",
+    "256m_base",
+    "256m_run",
+    "256m_thp",
+    "1g_hugetlb",
 ];
+/// Memory that only registered buffers are of.
+const ONLY_REGISTERED: &str = "16m_thp";
 
-/// Cases of registered buffers, and Linux's.
-const REGISTERED_CASES: [(&str, &str); 54] = [
-    ("4k_cheap", "4k_cheap"),
-    ("4k_dear", "4k_dear"),
-    ("4k_ranges", "4k_cheap"),
-    ("64k_base_cheap", "64k_base_cheap"),
-    ("64k_base_dear", "64k_base_dear"),
-    ("64k_base_ranges", "64k_base_cheap"),
-    ("64k_folio_cheap", "64k_folio_cheap"),
-    ("64k_folio_dear", "64k_folio_dear"),
-    ("64k_folio_ranges", "64k_folio_cheap"),
-    ("16m_base_cheap", "16m_base_cheap"),
-    ("16m_base_dear", "16m_base_dear"),
-    ("16m_base_ranges", "16m_base_cheap"),
-    ("16m_run_cheap", "16m_run_cheap"),
-    ("16m_run_dear", "16m_run_dear"),
-    ("16m_run_ranges", "16m_run_cheap"),
-    ("16m_thp_cheap", "16m_thp_cheap"),
-    ("16m_thp_dear", "16m_thp_dear"),
-    ("16m_thp_ranges", "16m_thp_cheap"),
-    ("256m_base_cheap", "256m_base_cheap"),
-    ("256m_base_dear", "256m_base_dear"),
-    ("256m_base_ranges", "256m_base_cheap"),
-    ("256m_run_cheap", "256m_run_cheap"),
-    ("256m_run_dear", "256m_run_dear"),
-    ("256m_run_ranges", "256m_run_cheap"),
-    ("256m_thp_cheap", "256m_thp_cheap"),
-    ("256m_thp_dear", "256m_thp_dear"),
-    ("256m_thp_ranges", "256m_thp_cheap"),
-    ("1g_hugetlb_cheap", "1g_hugetlb_cheap"),
-    ("1g_hugetlb_dear", "1g_hugetlb_dear"),
-    ("1g_hugetlb_ranges", "1g_hugetlb_cheap"),
-    ("import_4k_256m_base", "import_4k_256m_base"),
-    ("import_4k_256m_run", "import_4k_256m_run"),
-    ("import_4k_256m_thp", "import_4k_256m_thp"),
-    ("import_4k_1g_hugetlb", "import_4k_1g_hugetlb"),
-    ("import_64k_256m_base", "import_64k_256m_base"),
-    ("import_64k_256m_run", "import_64k_256m_run"),
-    ("import_64k_256m_thp", "import_64k_256m_thp"),
-    ("import_64k_1g_hugetlb", "import_64k_1g_hugetlb"),
-    ("import_1m_256m_base", "import_1m_256m_base"),
-    ("import_1m_256m_run", "import_1m_256m_run"),
-    ("import_1m_256m_thp", "import_1m_256m_thp"),
-    ("import_1m_1g_hugetlb", "import_1m_1g_hugetlb"),
-    ("walk_4k_256m_base", "walk_4k_256m_base"),
-    ("walk_4k_256m_run", "walk_4k_256m_run"),
-    ("walk_4k_256m_thp", "walk_4k_256m_thp"),
-    ("walk_4k_1g_hugetlb", "walk_4k_1g_hugetlb"),
-    ("walk_64k_256m_base", "walk_64k_256m_base"),
-    ("walk_64k_256m_run", "walk_64k_256m_run"),
-    ("walk_64k_256m_thp", "walk_64k_256m_thp"),
-    ("walk_64k_1g_hugetlb", "walk_64k_1g_hugetlb"),
-    ("walk_1m_256m_base", "walk_1m_256m_base"),
-    ("walk_1m_256m_run", "walk_1m_256m_run"),
-    ("walk_1m_256m_thp", "walk_1m_256m_thp"),
-    ("walk_1m_1g_hugetlb", "walk_1m_1g_hugetlb"),
-];
+/// Ways to pin memory for registered buffers, and Linux's.
+const REGISTERED_WAYS: [(&str, &str); 3] =
+    [("cheap", "cheap"), ("dear", "dear"), ("ranges", "cheap")];
+/// The memory of which so many bytes are imported.
+const IMPORTED: [&str; 4] = ["256m_base", "256m_run", "256m_thp", "1g_hugetlb"];
+const IMPORTED_BYTES: [&str; 3] = ["4k", "64k", "1m"];
 
 /// Programs that say what they map before they are measured, each with its format.
 pub(super) fn described() -> impl Iterator<Item = (&'static str, &'static Peer)> {
@@ -313,11 +234,11 @@ pub(super) struct Comparison {
     /// dmaspan's format.
     pub(super) format: &'static str,
     /// What dmaspan's benchmark calls it.
-    pub(super) case: &'static str,
+    pub(super) case: String,
     pub(super) operation: &'static str,
     pub(super) versus: Versus,
     /// What the peer's benchmark calls it.
-    pub(super) their_case: &'static str,
+    pub(super) their_case: String,
     /// The peer as people read it.
     pub(super) peer: String,
     /// The ratio that is to be reached.
@@ -340,7 +261,7 @@ impl Comparison {
 
     /// The cases that dmaspan is timed with, and those of the peer.
     pub(super) fn cases(&self) -> (Vec<String>, Vec<String>) {
-        let (own, theirs) = (self.case.to_owned(), self.their_case.to_owned());
+        let (own, theirs) = (self.case.clone(), self.their_case.clone());
         match self.versus {
             Versus::Linux(_) => (vec![own], vec![theirs]),
             Versus::OneThread => (vec![own, theirs], Vec::new()),
@@ -388,29 +309,59 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
     all.extend(swiotlb_comparisons());
     for (format, peer) in DMA_FORMATS {
         let versus = Versus::Linux(peer);
-        all.extend(DMA_CASES.map(|case| {
-            let comparison = against(format, case, "pair", (versus.clone(), case, ""));
-            Comparison { goal: Some(dma_goal(format, case)), ..comparison }
+        all.extend(dma_cases().map(|case| {
+            let comparison = against(format, &case, "pair", (versus.clone(), &case, ""));
+            Comparison { goal: Some(dma_goal(format, &case)), ..comparison }
         }));
     }
     all.extend(container_comparisons());
-    all.extend(REGISTERED_CASES.map(|(case, theirs)| {
-        let versus = (Versus::Linux(&RSRC), theirs, "");
-        Comparison { goal: Some(1.0), ..against("registered", case, "pair", versus) }
+    all.extend(registered_cases().map(|(case, theirs)| {
+        let versus = (Versus::Linux(&RSRC), theirs.as_str(), "");
+        Comparison { goal: Some(1.0), ..against("registered", &case, "pair", versus) }
     }));
     all.retain(|comparison| comparison.name().contains(filter));
     all
+}
+
+/// The cases of the whole DMA API.
+fn dma_cases() -> impl Iterator<Item = String> {
+    let each = |(what, pages): (&'static str, &'static [u32])| {
+        let ways = move |pages| ["lazy", "strict"].map(|way| format!("{what}_{pages}_{way}"));
+        pages.iter().flat_map(ways)
+    };
+    DMA_CASES.into_iter().flat_map(each).chain(BOUNCED_CASES.map(str::to_owned))
+}
+
+/// The cases of containers.
+fn container_cases() -> impl Iterator<Item = String> {
+    let memory = PINNED.into_iter().filter(|memory| *memory != ONLY_REGISTERED);
+    memory.flat_map(|memory| ["cheap", "dear"].map(|pins| format!("{memory}_{pins}")))
+}
+
+/// The cases of registered buffers, and Linux's.
+fn registered_cases() -> impl Iterator<Item = (String, String)> {
+    let pinned = PINNED.into_iter().flat_map(|memory| {
+        REGISTERED_WAYS
+            .map(|(own, theirs)| (format!("{memory}_{own}"), format!("{memory}_{theirs}")))
+    });
+    let same = |case: String| (case.clone(), case);
+    let imported = ["import", "walk"].into_iter().flat_map(move |way| {
+        IMPORTED_BYTES
+            .into_iter()
+            .flat_map(move |bytes| IMPORTED.map(|memory| same(format!("{way}_{bytes}_{memory}"))))
+    });
+    pinned.chain(imported)
 }
 
 /// Those of containers.
 fn container_comparisons() -> Vec<Comparison> {
     let mut all = Vec::new();
     for (format, peer) in CONTAINER_FORMATS {
-        for case in CONTAINER_CASES {
+        for case in container_cases() {
             for operation in ["map", "unmap", "pair"] {
-                let versus = (Versus::Linux(peer), case, "");
-                let goal = Some(container_goal(case, operation));
-                all.push(Comparison { goal, ..against(format, case, operation, versus) });
+                let versus = (Versus::Linux(peer), case.as_str(), "");
+                let goal = Some(container_goal(&case, operation));
+                all.push(Comparison { goal, ..against(format, &case, operation, versus) });
             }
         }
     }
@@ -469,9 +420,9 @@ fn swiotlb_comparisons() -> Vec<Comparison> {
 
 fn against(
     format: &'static str,
-    case: &'static str,
+    case: &str,
     operation: &'static str,
-    (versus, their_case, how): (Versus, &'static str, &str),
+    (versus, their_case, how): (Versus, &str, &str),
 ) -> Comparison {
     let peer = match versus {
         Versus::Linux(peer) if how.is_empty() => peer.name.to_owned(),
@@ -484,6 +435,7 @@ fn against(
         same && peer.starts_with(beginning)
     });
     let goal = goal.map(|&(.., least)| least);
+    let (case, their_case) = (case.to_owned(), their_case.to_owned());
     Comparison { format, case, operation, versus, their_case, peer, goal }
 }
 
@@ -497,7 +449,7 @@ mod tests {
         for (formats, case, operation, peer, _) in GOALS {
             for &format in formats {
                 let found = comparisons.iter().any(|comparison| {
-                    (comparison.format, comparison.case, comparison.operation)
+                    (comparison.format, comparison.case.as_str(), comparison.operation)
                         == (format, case, operation)
                         && comparison.peer.starts_with(peer)
                         && comparison.goal.is_some()
@@ -523,7 +475,8 @@ mod tests {
         let alone =
             comparisons("swiotlb/").into_iter().filter(|one| one.versus == Versus::OneThread);
         let alone: Vec<_> = alone.map(|one| (one.case, one.their_case, one.goal)).collect();
-        assert_eq!(alone, [("pair_4k_threads_2", "pair_4k_threads_1", Some(1.8))]);
+        let [two, one] = ["pair_4k_threads_2", "pair_4k_threads_1"].map(str::to_owned);
+        assert_eq!(alone, [(two, one, Some(1.8))]);
     }
 
     #[test]
@@ -541,9 +494,9 @@ mod tests {
     #[test]
     fn containers_have_a_goal_in_every_row_and_a_higher_one_for_huge_pages_that_pin_cheaply() {
         let rows = comparisons("container_");
-        assert_eq!(rows.len(), 2 * 3 * CONTAINER_CASES.len());
+        assert_eq!(rows.len(), 2 * 3 * 18);
         let higher = rows.iter().filter(|one| one.goal == Some(5.0));
-        let higher: Vec<_> = higher.map(|one| (one.case, one.operation)).collect();
+        let higher: Vec<_> = higher.map(|one| (one.case.as_str(), one.operation)).collect();
         let expected = [("256m_thp_cheap", "pair"), ("1g_hugetlb_cheap", "pair")];
         assert_eq!(higher, [expected, expected].concat());
         assert!(rows.iter().all(|one| one.goal >= Some(1.0)));

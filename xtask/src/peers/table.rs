@@ -62,7 +62,8 @@ pub(super) fn rows(comparisons: &[Comparison], samples: &Samples) -> Vec<Row> {
 }
 
 fn row(comparison: &Comparison, samples: &Samples) -> Option<Row> {
-    let Comparison { format, case, operation, their_case, .. } = *comparison;
+    let Comparison { format, operation, .. } = *comparison;
+    let (case, their_case) = (comparison.case.as_str(), comparison.their_case.as_str());
     let own = |case| samples.median(&format!("dmaspan/{format}"), case, operation);
     let (peer_ns, ns) = match comparison.versus {
         Versus::Linux(peer) => (samples.fastest(peer.name, their_case, operation)?, own(case)?),

@@ -10,6 +10,7 @@ mod trial;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -224,18 +225,27 @@ fn messages(said: &[u8]) -> impl Iterator<Item = Value> {
     said.split(|&it| it == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
 }
 
-/// The innermost change around a place of a compiler's error, the main one if possible.
+/// The innermost change around a place of a compiler's error, the main one if possible; otherwise
+/// the statement left out next to it, which ended a borrow.
 fn blamed<'m, 'a>(error: &Value, mutants: &'m [Mutant<'a>]) -> Option<&'m Mutant<'a>> {
     let mut spans: Vec<&Value> = error["spans"].as_array()?.iter().collect();
     spans.sort_by_key(|it| it["is_primary"] != true);
     let byte = |span: &Value, of: &str| usize::try_from(span[of].as_u64()?).ok();
-    spans.into_iter().find_map(|span| {
+    let of_file = |span: &Value| -> Vec<&'m Mutant<'a>> {
+        mutants.iter().filter(|it| span["file_name"] == *it.file).collect()
+    };
+    let around = |span: &&Value| {
         let (start, end) = (byte(span, "byte_start")?, byte(span, "byte_end")?);
-        let of_file = mutants.iter().filter(|it| span["file_name"] == it.file);
-        let around =
-            of_file.filter(|it| it.change.place.start <= start && end <= it.change.place.end);
+        let is_around = |it: &Range<usize>| it.start <= start && end <= it.end;
+        let around = of_file(span).into_iter().filter(|it| is_around(&it.change.place));
         around.min_by_key(|it| it.change.place.len())
-    })
+    };
+    let beside = |span: &&Value| {
+        let end = byte(span, "byte_end")?;
+        let without = of_file(span).into_iter().filter(|it| it.change.name.contains(": without "));
+        without.min_by_key(|it| it.change.place.start.abs_diff(end))
+    };
+    spans.iter().find_map(around).or_else(|| spans.iter().find_map(beside))
 }
 
 /// For changes that compare what never differs, and overflow.

@@ -31,8 +31,9 @@ mod access {
             #[inline(always)]
             pub(in super::super) unsafe fn $load(at: *const $word) -> $word {
                 let value;
-                // SAFETY: it reads the register that the caller promises, and changes no flag and no
-                // stack. What else the device does then may change memory, so no option denies it.
+                // SAFETY: it reads the register that the caller promises, and changes no flag and
+                // no stack. What else the device does then may change memory, so no option denies
+                // it.
                 unsafe {
                     asm!($read, at = in(reg) at, value = lateout(reg) value,
                          options(nostack, preserves_flags));
@@ -47,8 +48,8 @@ mod access {
             /// The register is mapped, and `at` is aligned to its size.
             #[inline(always)]
             pub(in super::super) unsafe fn $store(at: *mut $word, value: $word) {
-                // SAFETY: it writes the register that the caller promises, and changes no flag and no
-                // stack.
+                // SAFETY: it writes the register that the caller promises, and changes no flag and
+                // no stack.
                 unsafe {
                     asm!($write, at = in(reg) at, value = in(reg) value,
                          options(nostack, preserves_flags));

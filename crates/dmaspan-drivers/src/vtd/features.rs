@@ -35,11 +35,6 @@ impl VtdFeatures {
         u16::try_from(lg2::mask(bits)).unwrap_or(u16::MAX)
     }
 
-    /// Bits of addresses that devices may use (MGAW). Accesses beyond fail, whatever is mapped.
-    pub fn guest_address_bits(&self) -> u32 {
-        self.field(16, 6) + 1
-    }
-
     /// Returns whether the second stage can have that many levels: 3, 4 or 5 (SAGAW).
     pub fn second_stage_levels(&self, levels: u32) -> bool {
         matches!(levels, 3..=5) && self.cap(8 + levels - 2)

@@ -191,7 +191,7 @@ fn line(name: &str, iommu: Iommu) -> String {
     }
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, String> {
+pub(super) fn read(file: &Path) -> Result<Vec<u8>, String> {
     fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))
 }
 

@@ -1,10 +1,10 @@
 //! QEMU for inside a guest, of which the guest's kernel is the host.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::cpio::Archive;
+use super::initrd::read;
 use crate::debian::output_of;
 
 const NAME: &str = "qemu-system-x86_64";
@@ -56,10 +56,6 @@ pub(super) fn add(program: &Path, kernel: &Path, archive: &mut Archive) -> Resul
 pub(super) fn needed(list: &str) -> impl Iterator<Item = PathBuf> {
     let file = |line: &str| Some(PathBuf::from(line.split_once("=> ")?.1.rsplit_once(" (")?.0));
     list.lines().filter_map(file).filter(|file| file.is_absolute())
-}
-
-fn read(file: &Path) -> Result<Vec<u8>, String> {
-    fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))
 }
 
 #[cfg(test)]

@@ -54,25 +54,18 @@ pub trait BusyHook: Send + Sync {
 /// middle of an operation of its own from hanging.
 const MAX_SPINS: u32 = 1 << 20;
 
-/// Who goes first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wants {
-    /// To work alone.
-    Alone,
-    /// To revoke, beside whatever is elsewhere.
-    Revoke,
-}
-
 /// The claim of whoever goes first, withdrawn when it is dropped: nobody else begins meanwhile.
 pub(super) struct Claim<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
     container: &'c Container<P, L, BATCH>,
-    wants: Wants,
+    /// 1 of a claim to revoke, beside whatever is elsewhere; 0 of one to work alone.
+    revoking: usize,
 }
 
-impl<P: Pinner> State<P> {
-    fn claim(&mut self, wants: Wants) {
-        self.asking += 1;
-        self.revoking += usize::from(wants == Wants::Revoke);
+impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Claim<'c, P, L, BATCH> {
+    fn new(container: &'c Container<P, L, BATCH>, all: &mut State<P>, revoking: usize) -> Self {
+        all.asking += 1;
+        all.revoking += revoking;
+        Self { container, revoking }
     }
 }
 
@@ -80,7 +73,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Claim<'_, P, L, BATCH>
     fn drop(&mut self) {
         let mut all = self.container.state.lock();
         all.asking -= 1;
-        all.revoking -= usize::from(self.wants == Wants::Revoke);
+        all.revoking -= self.revoking;
         drop(all);
         // Others may begin again, unless it works now.
         self.container.wake();
@@ -153,9 +146,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             Err(Error::Changing) => {}
             result => return result,
         }
-        let wants = Wants::Alone;
-        self.state.lock().claim(wants);
-        let _claim = Claim { container: self, wants };
+        let _claim = Claim::new(self, &mut self.state.lock(), 0);
         self.waiting_first(attempt)
     }
 
@@ -167,10 +158,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             if all.exclusive || all.asking > all.revoking {
                 return Err(Error::Changing);
             }
-            all.claim(Wants::Revoke);
-            Ok(())
-        })?;
-        Ok(Claim { container: self, wants: Wants::Revoke })
+            Ok(Claim::new(self, &mut all, 1))
+        })
     }
 
     /// Does `attempt` until nobody is in its way any more. There is an end to it: whoever does this

@@ -187,7 +187,7 @@ impl VirtioDma {
     #[expect(unsafe_code, reason = "it passes the contract of `Hal` on")]
     unsafe fn share(&mut self, buffer: NonNull<[u8]>, direction: Direction) -> u64 {
         let shared = match buffer.len() {
-            0 => Err(Error::EmptyBuffer),
+            0 => Err(Error::NotSingle { pieces: 0 }),
             // SAFETY: the caller promises the same.
             _ => unsafe { self.reach.share(buffer, direction) },
         };

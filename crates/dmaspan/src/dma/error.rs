@@ -77,9 +77,6 @@ pub enum Error {
         /// The registers.
         span: Span,
     },
-    /// What is to be mapped has no bytes.
-    #[error("a buffer without bytes cannot be mapped: leave it out")]
-    EmptyBuffer,
     /// Nobody knows one physical address for a buffer of the program.
     #[error(
         "the {len:#x} bytes at {start} have no physical address, or several: map what is contiguous"
@@ -96,14 +93,14 @@ pub enum Error {
         /// What the device would use.
         addr: DmaAddr,
     },
-    /// What is to be mapped as one piece is not one.
+    /// What is to be mapped as one piece is not one, or has no bytes.
     #[error("{}", Either(
         *pieces == 0,
-        format_args!("memory without pieces has no bytes, and cannot be mapped"),
+        format_args!("a buffer without bytes cannot be mapped: leave it out"),
         format_args!("memory of {pieces} pieces cannot be mapped as one: map it as a list"),
     ))]
     NotSingle {
-        /// How many pieces it has.
+        /// How many pieces it has; none of no bytes.
         pieces: usize,
     },
     /// The mapping is not of this device.
@@ -336,7 +333,6 @@ impl Error {
             | Self::Boundary { .. }
             | Self::Limit { .. }
             | Self::NotSingle { .. }
-            | Self::EmptyBuffer
             | Self::NoPhysical { .. }
             | Self::MeansFailure { .. }
             | Self::EmptyList

@@ -142,7 +142,7 @@ fn memory_of_no_piece_or_of_several_is_refused() {
         let refused = device.map_single(memory, Direction::ToDevice).unwrap_err();
         assert_eq!(refused.error, Error::NotSingle { pieces });
         let text = match pieces {
-            0 => "memory without pieces has no bytes, and cannot be mapped".to_owned(),
+            0 => "a buffer without bytes cannot be mapped: leave it out".to_owned(),
             _ => format!("memory of {pieces} pieces cannot be mapped as one: map it as a list"),
         };
         assert_eq!(refused.error.to_string(), text);

@@ -10,6 +10,7 @@
 //! | nothing | a new file, whose mode the umask decides: collectors of figures may read it |
 //! | a file | the new one takes its place, with its mode, and its owner where that is permitted |
 //! | a link that only this user or root can have made | it stays; what it leads to is the place |
+//! | a link of anybody to this process's standard output or error | bytes go there as they come |
 //! | a device or pipe that only they can have made | bytes go to it as they come |
 //! | a link, device or pipe that somebody else can have made | the new file takes its place |
 //! | a folder | an error |
@@ -110,8 +111,9 @@ impl WholeFile {
                 }
                 FileType::Symlink => {
                     let target = fs::readlinkat(&folder, &name, Vec::new())?.into_bytes();
-                    // A file that this process was given open is nobody else's secret.
-                    let is_own = target.starts_with(b"/proc/self/fd/");
+                    // Standard output and error, which are there to be written to. No other file
+                    // that is open is, and nothing may follow the number.
+                    let is_own = [&b"/proc/self/fd/1"[..], b"/proc/self/fd/2"].contains(&&*target);
                     if is_own || is_trusted(&folder, &found)? {
                         links += 1;
                         if links > LINKS {

@@ -204,6 +204,28 @@ fn no_link_of_another_user_leads_root_to_another_file() {
 }
 
 #[test]
+fn no_link_of_another_user_leads_to_an_open_file_nor_by_the_folder_of_those_to_another() {
+    let all = Folder::new();
+    let victim = all.at("victim");
+    fs::write(&victim, "secret").unwrap();
+    let Some(folder) = folder_of_another("theirs", &all) else { return };
+    let place = folder.join("report.html");
+    let open = File::open(&victim).unwrap();
+    for target in [
+        format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open)),
+        format!("/proc/self/fd/../../..{}", victim.display()),
+        format!("/proc/self/fd/1/../../../..{}", victim.display()),
+    ] {
+        symlink(&target, &place).unwrap();
+        std::os::unix::fs::lchown(&place, Some(NOBODY), Some(NOBODY)).unwrap();
+        replaced(&place, "report").unwrap();
+        assert!(fs::symlink_metadata(&place).unwrap().is_file(), "{target}");
+        assert_eq!(fs::read(&victim).unwrap(), b"secret", "{target}");
+        fs::remove_file(&place).unwrap();
+    }
+}
+
+#[test]
 fn devices_and_pipes_get_bytes_as_they_come() {
     let all = Folder::new();
     replaced(Path::new("/dev/null"), "gone").unwrap();

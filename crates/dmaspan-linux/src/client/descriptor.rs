@@ -136,7 +136,7 @@ impl ClientDescriptor {
     /// [`EventError`] where it is of another file, or no eventfd of others can be signalled here.
     pub fn into_event(mut self) -> Result<ClientEvent, EventError> {
         let fd = self.fd.take_if(|fd| is_event(fd.as_fd())).ok_or(EventError::Other)?;
-        aio::ready().map_err(|errno| EventError::NoSignals { errno })?;
+        aio::context().map_err(|errno| EventError::NoSignals { errno })?;
         Ok(ClientEvent(fd))
     }
 }

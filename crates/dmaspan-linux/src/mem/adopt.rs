@@ -92,10 +92,7 @@ impl Memory {
         offset: u64,
         keep: impl Any + Send + Sync,
     ) -> Result<Self, AdoptError> {
-        let file =
-            ClientDescriptor::from(file.into()).into_memory().ok_or(AdoptError::NotInMemory)?;
-        let file = File::from(file);
-        let (metadata, ..) = in_memory(&file).map_err(|error| error.of_len(len))?;
+        let (file, metadata, ..) = in_memory(file.into(), len)?;
         whole_pages(offset, len, sys::page_size())?;
         // SAFETY: the caller promises what is asked.
         let mut memory = unsafe { Self::foreign(start, len, keep) }?;
@@ -150,10 +147,8 @@ impl Memory {
         len: u64,
         access: Prot,
     ) -> Result<Self, AdoptError> {
-        let file = ClientDescriptor::from(file).into_memory().ok_or(AdoptError::NotInMemory)?;
-        let file = File::from(file);
         let system = |errno| AdoptError::System { len, errno };
-        let (metadata, is_hugetlb, block) = in_memory(&file).map_err(|error| error.of_len(len))?;
+        let (file, metadata, is_hugetlb, block) = in_memory(file, len)?;
         let page_size = if is_hugetlb { block.max(sys::page_size()) } else { sys::page_size() };
         let in_file = whole_pages(offset, len, page_size)?;
         let file_len = metadata.len();
@@ -189,11 +184,13 @@ impl Memory {
 /// What a file in memory is: whether it is on a hugetlbfs, and the size of its pages then.
 ///
 /// It is on a file system of the kernel alone, which answers both calls without asking anybody.
-fn in_memory(file: &File) -> Result<(Metadata, bool, u64), AdoptError> {
-    let system = |errno| AdoptError::System { len: 0, errno };
+fn in_memory(file: OwnedFd, len: u64) -> Result<(File, Metadata, bool, u64), AdoptError> {
+    let system = |errno| AdoptError::System { len, errno };
+    let file = ClientDescriptor::from(file).into_memory().ok_or(AdoptError::NotInMemory)?;
+    let file = File::from(file);
     let metadata = file.metadata().map_err(|error| system(os::errno(&error)))?;
     let (file_system, block) = mapping::file_system(file.as_fd()).map_err(system)?;
-    Ok((metadata, file_system == HUGETLBFS, block))
+    Ok((file, metadata, file_system == HUGETLBFS, block))
 }
 
 /// Whether `maps`, as `/proc/self/maps` is written (proc_pid_maps(5)), has shared mappings of the

@@ -224,14 +224,6 @@ pub enum AdoptError {
 }
 
 impl AdoptError {
-    /// The same, of so many bytes.
-    pub(super) fn of_len(self, len: u64) -> Self {
-        match self {
-            Self::System { errno, .. } => Self::System { len, errno },
-            other => other,
-        }
-    }
-
     /// The errno.
     pub const fn errno(&self) -> Errno {
         match self {

@@ -93,9 +93,6 @@ pub(super) struct Uses {
     found: Vec<(PathBuf, Use)>,
     /// The folders of the network interfaces that can be seen.
     interfaces: Vec<PathBuf>,
-    /// Why there may be other interfaces, and disks.
-    hides_interfaces: Option<&'static str>,
-    hides_disks: Option<&'static str>,
 }
 
 impl Uses {
@@ -124,15 +121,7 @@ impl Uses {
             }
             interfaces.push(folder);
         }
-        let has_namespaces = root.has("proc/self/ns") || !root.has("proc/self");
-        let elsewhere = "its interface, if it has one, is in a network namespace that cannot be \
-                         seen from here";
-        Self {
-            found: uses,
-            interfaces,
-            hides_interfaces: has_namespaces.then_some(elsewhere),
-            hides_disks: (!root.has("sys/block")).then_some("/sys/block cannot be seen"),
-        }
+        Self { found: uses, interfaces }
     }
 
     /// Those of one function: what lies below its folder.
@@ -142,12 +131,14 @@ impl Uses {
         let mut uses: Vec<Use> = below.map(|(_, used)| used.clone()).collect();
         let class = files::text(&own.join("class")).and_then(|text| files::hex(&text)).unwrap_or(0);
         let class = Class::from_raw(u32::try_from(class).unwrap_or(0));
+        let has_namespaces = || root.has("proc/self/ns") || !root.has("proc/self");
+        let has_interface = || self.interfaces.iter().any(|folder| folder.starts_with(&own));
         let why = match class.base() {
-            STORAGE => self.hides_disks,
-            NETWORK | WIRELESS => {
-                let is_seen = self.interfaces.iter().any(|folder| folder.starts_with(&own));
-                self.hides_interfaces.filter(|_| !is_seen)
-            }
+            STORAGE if !root.has("sys/block") => Some("/sys/block cannot be seen"),
+            NETWORK | WIRELESS if has_namespaces() && !has_interface() => Some(
+                "its interface, if it has one, is in a network namespace that cannot be seen from \
+                 here",
+            ),
             _ => None,
         };
         // Without a driver nothing uses it, and VFIO's and placeholders have neither.
@@ -186,17 +177,15 @@ impl Mounts {
         let is_host = |own: PathBuf| own == Path::new("pid:[4026531836]");
         let sees_first = namespace("self/ns/pid").is_none_or(is_host);
         let first = sees_first.then(|| root.text("proc/1/mountinfo")).flatten();
-        let hidden = match (&own, &first, namespace("self/ns/mnt")) {
-            (_, Some(_), _) | (Some(_), _, None) => None,
-            (None, ..) => Some("/proc/self/mountinfo cannot be read"),
-            (Some(own), None, Some(namespace_of_own)) => {
-                let first = namespace("1/ns/mnt").filter(|_| sees_first);
-                let is_first = match first {
-                    Some(first) => first == namespace_of_own,
-                    None => own.lines().any(is_machines_root),
-                };
+        let of_first = namespace("1/ns/mnt").filter(|_| sees_first);
+        let hidden = match (&own, namespace("self/ns/mnt")) {
+            (None, _) if first.is_none() => Some("/proc/self/mountinfo cannot be read"),
+            (Some(own), of_own @ Some(_)) if first.is_none() => {
+                let by_root = || own.lines().any(is_machines_root);
+                let is_first = if of_first.is_some() { of_first == of_own } else { by_root() };
                 (!is_first).then_some("only the mounts of this container can be seen")
             }
+            _ => None,
         };
         let mounts = [own, first].into_iter().flatten().collect::<Vec<_>>().join("\n");
         let swaps = root.text("proc/swaps").unwrap_or_default();

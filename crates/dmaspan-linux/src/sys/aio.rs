@@ -19,7 +19,7 @@ const PREAD: u16 = 0;
 const RESFD: u32 = 1;
 
 /// The context of this process, and an empty file to read.
-struct Context {
+pub(crate) struct Context {
     id: libc::c_ulong,
     empty: File,
 }
@@ -90,15 +90,11 @@ fn throw_away(context: &Context) -> Result<(), Errno> {
     if taken < 0 { Err(os::last_errno()) } else { Ok(()) }
 }
 
-/// The context of this process, made once: to end one takes milliseconds.
-fn context() -> Result<&'static Context, Errno> {
+/// The context of this process, with which eventfds can be signalled. It is made once: to end one
+/// takes milliseconds.
+pub(crate) fn context() -> Result<&'static Context, Errno> {
     static CONTEXT: OnceLock<Result<Context, Errno>> = OnceLock::new();
     CONTEXT.get_or_init(new_context).as_ref().map_err(|errno| *errno)
-}
-
-/// Whether eventfds can be signalled.
-pub(crate) fn ready() -> Result<(), Errno> {
-    context().map(|_| ())
 }
 
 fn new_context() -> Result<Context, Errno> {

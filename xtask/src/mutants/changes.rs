@@ -117,19 +117,22 @@ impl<'t> Finder<'t> {
         self.around(of, "without", "if @ {} else { ".into(), " }");
     }
 
-    /// A condition, or a part of one, is always met or never; nothing may be around `let`.
-    fn forced(&mut self, of: &Expr, value: bool) {
-        match (value, self.source(of).contains("let ")) {
-            (true, false) => self.around(of, "true for", "(@ || (".into(), "))"),
-            (false, false) => self.around(of, "false for", "(!@ && (".into(), "))"),
-            (false, true) => self.around(of, "false for", "!@ && ".into(), ""),
-            (true, true) => {}
+    /// A condition, or a part of one, is always met: nothing may be around `let`.
+    fn always(&mut self, of: &Expr) {
+        if !self.source(of).contains("let ") {
+            self.around(of, "true for", "(@ || (".into(), "))");
         }
     }
 
+    fn never(&mut self, of: &Expr) {
+        let has_let = self.source(of).contains("let ");
+        let (before, behind) = if has_let { ("!@ && ", "") } else { ("(!@ && (", "))") };
+        self.around(of, "false for", before.into(), behind);
+    }
+
     fn condition(&mut self, of: &Expr) {
-        self.forced(of, false);
-        self.forced(of, true);
+        self.never(of);
+        self.always(of);
     }
 
     fn instead(&mut self, of: &impl Spanned, other: &str) {
@@ -171,10 +174,11 @@ impl<'t> Finder<'t> {
 
     fn binary(&mut self, of: &syn::ExprBinary) {
         self.mistaken(of, &of.op);
-        if let BinOp::And(_) | BinOp::Or(_) = of.op {
-            let is_and = matches!(of.op, BinOp::And(_));
-            self.forced(&of.left, is_and);
-            self.forced(&of.right, is_and);
+        let parts = [&*of.left, &*of.right];
+        match of.op {
+            BinOp::And(_) => parts.into_iter().for_each(|it| self.always(it)),
+            BinOp::Or(_) => parts.into_iter().for_each(|it| self.never(it)),
+            _ => {}
         }
     }
 

@@ -62,6 +62,7 @@ pub enum BadRegister {
 
 impl BadRegister {
     /// Refuses the value of a field where it is `unusable`.
+    #[expect(clippy::fn_params_excessive_bools, reason = "it is what the caller found")]
     pub(super) fn refuse(unusable: bool, field: &'static str, value: u64) -> Result<(), Self> {
         if unusable { Err(Self::Reserved { field, value }) } else { Ok(()) }
     }

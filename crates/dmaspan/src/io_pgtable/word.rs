@@ -90,12 +90,11 @@ macro_rules! word {
             }
 
             #[inline(always)]
-            #[allow(clippy::cast_possible_truncation, reason = "u32 has the lowest bits")]
-            #[allow(clippy::unnecessary_cast, reason = "u64 has them all")]
             fn of_bits(bits: u64) -> Self {
-                bits as Self
+                Self::of_bytes(&bits.to_le_bytes())
             }
 
+            #[inline(always)]
             fn of_bytes(bytes: &[u8]) -> Self {
                 let mut word = [0; 1 << $lg2_bytes];
                 word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);

@@ -91,10 +91,10 @@ macro_rules! word {
 
             #[inline(always)]
             fn of_bits(bits: u64) -> Self {
-                Self::of_bytes(&bits.to_le_bytes())
+                // What is left fits, and the fallback is no code.
+                (bits & Self::MAX.bits()).try_into().unwrap_or(Self::MAX)
             }
 
-            #[inline(always)]
             fn of_bytes(bytes: &[u8]) -> Self {
                 let mut word = [0; 1 << $lg2_bytes];
                 word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);

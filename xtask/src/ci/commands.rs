@@ -158,6 +158,7 @@ const COMMANDS: &[Entry] = &[
         "cargo xtask kernel aarch64",
         "cargo xtask kernel aarch64-el2",
     ]),
+    alike(Check("mutants"), Check("mutants")).of(&["cargo xtask mutants"]),
     alike(Check("sanitizers"), Check("sanitizers"))
         .of(&["cargo xtask sanitize", "cargo xtask sanitize big-endian"]),
     alike(GUESTS, AsIs).of(&[

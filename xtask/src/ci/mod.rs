@@ -61,9 +61,7 @@ const CHECKS: [Check; 22] = [
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
     quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
     quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
-    quick("mutants: cargo xtask mutants, of which a tenth", |extent| {
-        mutants::run(if extent == Full { &mutants::Chosen::All } else { &mutants::Chosen::Tenth })
-    }),
+    full("mutants: cargo xtask mutants", |_| mutants::run(&mutants::Chosen::All)),
     quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
     quick("packages: cargo xtask package", |_| package::check()),
     quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),

@@ -32,6 +32,7 @@ impl CacheCommand {
         Self { range: None, ..Self::leaves(space, IovaRange::ALL, false) }
     }
 
+    #[expect(clippy::fn_params_excessive_bools, reason = "it is a bit of the command")]
     fn leaves(space: u64, range: IovaRange, walks: bool) -> Self {
         let space = u32::try_from(space).unwrap_or(u32::MAX);
         let walks = if walks { Tables::Detached } else { Tables::Kept };

@@ -72,7 +72,7 @@ impl<'a, F: Format, O: IommuOps<Address = PhysAddr>, W: Walker + Send + Sync> Wa
     fn map(&mut self) {
         let (lg2, count) = self.shape();
         let bytes = count << lg2;
-        let first = self.rng.below((SPACE - bytes >> lg2) + 1) << lg2;
+        let first = self.rng.below(((SPACE - bytes) >> lg2) + 1) << lg2;
         let last = first + (bytes - 1);
         // What is near shares tables.
         let before = self.mapped.range(..=last).next_back();

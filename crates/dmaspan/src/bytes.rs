@@ -109,7 +109,8 @@ unsafe fn fill<const CLEARS: bool>(from: *const u8, to: *mut u8, len: usize) {
     while at < len {
         // They lie within what the caller has promised, but as addresses they need no proof.
         let (source, target, left) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
-        let may_be_word = cpu::may_be_word(source.addr() | target.addr());
+        // No bytes are at 0.
+        let may_be_word = (source.addr() | target.addr()) & cpu::SKEW == 0;
         let done = if left >= BLOCK && may_be_word {
             // SAFETY: so many bytes of what the caller promised are left, and words may begin
             // there.
@@ -283,10 +284,8 @@ mod cpu {
         u64, reg, "mov {value}, qword ptr [{at}]", "mov qword ptr [{at}], {value}";
     }
 
-    #[inline(always)]
-    pub(super) fn may_be_word(_addr: usize) -> bool {
-        true
-    }
+    /// No bit of an address keeps a word from it.
+    pub(super) const SKEW: usize = 0;
 
     /// Copies or clears all bytes that are left, and returns how many.
     ///
@@ -335,10 +334,8 @@ mod cpu {
         u64, reg, "ldr {value:x}, [{at}]", "str {value:x}, [{at}]";
     }
 
-    #[inline(always)]
-    pub(super) fn may_be_word(_addr: usize) -> bool {
-        true
-    }
+    /// No bit of an address keeps a word from it.
+    pub(super) const SKEW: usize = 0;
 
     /// Copies a block where the CPU has registers for it, or clears one, and returns how many bytes
     /// that was.
@@ -394,10 +391,8 @@ mod cpu {
         u64, reg, "ld {value}, 0({at})", "sd {value}, 0({at})";
     }
 
-    #[inline(always)]
-    pub(super) fn may_be_word(addr: usize) -> bool {
-        addr.is_multiple_of(super::WORD)
-    }
+    /// The bits of an address that keep a word from it.
+    pub(super) const SKEW: usize = super::WORD - 1;
 
     /// Copies or clears a block of aligned words, and returns how many bytes that was.
     ///
@@ -513,10 +508,9 @@ mod cpu {
     #[cfg(all(target_arch = "arm", not(miri)))]
     parts! { u64, u32; }
 
-    #[inline(always)]
-    pub(super) fn may_be_word(addr: usize) -> bool {
-        cfg!(all(target_arch = "arm", not(miri))) && addr.is_multiple_of(super::WORD)
-    }
+    /// The bits of an address that keep a word from it: all, where bytes are accessed alone.
+    pub(super) const SKEW: usize =
+        if cfg!(all(target_arch = "arm", not(miri))) { super::WORD - 1 } else { usize::MAX };
 
     /// Nothing is taken at once.
     ///

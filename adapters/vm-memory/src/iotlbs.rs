@@ -282,8 +282,7 @@ impl Place {
 impl Cache {
     fn add(&mut self, run: MappedRun) -> Result<(), &'static str> {
         // The crate's ranges end before 2^64 - 1.
-        let bytes = run.range.last().get() - run.range.start().get();
-        let bytes = if run.range.last().get() == u64::MAX { bytes } else { bytes + 1 };
+        let bytes = run.range.last().get().saturating_add(1) - run.range.start().get();
         let len = usize::try_from(bytes).map_err(|_| "it is longer than the address space")?;
         let (iova, to) = (GuestAddress(run.range.start().get()), GuestAddress(run.paddr.get()));
         let set = self.iotlb.set_mapping(iova, to, len, permissions(run.prot));

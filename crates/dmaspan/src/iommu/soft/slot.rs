@@ -432,7 +432,8 @@ fn half_around(iova: Iova) -> MappedRun {
     MappedRun { range, paddr, prot: Prot::READ_WRITE }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::io_pgtable::{Arena, ArmLpaeS1};

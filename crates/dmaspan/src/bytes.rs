@@ -109,8 +109,8 @@ unsafe fn fill<const CLEARS: bool>(from: *const u8, to: *mut u8, len: usize) {
     while at < len {
         // They lie within what the caller has promised, but as addresses they need no proof.
         let (source, target, left) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
-        // No bytes are at 0.
-        let may_be_word = (source.addr() | target.addr()) & cpu::SKEW == 0;
+        // Of 0 only 0 is a multiple, where no bytes are.
+        let may_be_word = (source.addr() | target.addr()).is_multiple_of(cpu::ALIGN);
         let done = if left >= BLOCK && may_be_word {
             // SAFETY: so many bytes of what the caller promised are left, and words may begin
             // there.
@@ -284,8 +284,8 @@ mod cpu {
         u64, reg, "mov {value}, qword ptr [{at}]", "mov qword ptr [{at}], {value}";
     }
 
-    /// No bit of an address keeps a word from it.
-    pub(super) const SKEW: usize = 0;
+    /// Words may begin anywhere.
+    pub(super) const ALIGN: usize = 1;
 
     /// Copies or clears all bytes that are left, and returns how many.
     ///
@@ -334,8 +334,8 @@ mod cpu {
         u64, reg, "ldr {value:x}, [{at}]", "str {value:x}, [{at}]";
     }
 
-    /// No bit of an address keeps a word from it.
-    pub(super) const SKEW: usize = 0;
+    /// Words may begin anywhere.
+    pub(super) const ALIGN: usize = 1;
 
     /// Copies a block where the CPU has registers for it, or clears one, and returns how many bytes
     /// that was.
@@ -391,8 +391,8 @@ mod cpu {
         u64, reg, "ld {value}, 0({at})", "sd {value}, 0({at})";
     }
 
-    /// The bits of an address that keep a word from it.
-    pub(super) const SKEW: usize = super::WORD - 1;
+    /// Words begin at multiples of this.
+    pub(super) const ALIGN: usize = super::WORD;
 
     /// Copies or clears a block of aligned words, and returns how many bytes that was.
     ///
@@ -508,9 +508,9 @@ mod cpu {
     #[cfg(all(target_arch = "arm", not(miri)))]
     parts! { u64, u32; }
 
-    /// The bits of an address that keep a word from it: all, where bytes are accessed alone.
-    pub(super) const SKEW: usize =
-        if cfg!(all(target_arch = "arm", not(miri))) { super::WORD - 1 } else { usize::MAX };
+    /// Words begin at multiples of this; 0 where bytes are accessed alone.
+    pub(super) const ALIGN: usize =
+        if cfg!(all(target_arch = "arm", not(miri))) { super::WORD } else { 0 };
 
     /// Nothing is taken at once.
     ///

@@ -641,7 +641,7 @@ mod tests {
 
     /// Over a file that answers no request.
     fn space() -> Ioas {
-        let fd = Arc::new(iommufd::Iommufd::new(File::open("/dev/null").unwrap().into()));
+        let fd = Arc::new(iommufd::Iommufd::new(File::open("/dev/null").unwrap()));
         let table = MappingTable::new(IoasId::of_others(&fd, 1), Gaps::Empty);
         let limits = RwLock::new(Arc::new(limits()));
         Ioas { table, iommufd: Iommufd { fd }, limits, part: None, bars: RwLock::new(()) }

@@ -362,7 +362,6 @@ struct Counted(parking_lot::RawMutex);
 
 // SAFETY: it is the inner lock.
 unsafe impl RawMutex for Counted {
-    #[expect(clippy::declare_interior_mutable_const, reason = "as the trait wants it")]
     const INIT: Self = Self(parking_lot::RawMutex::INIT);
 
     type GuardMarker = <parking_lot::RawMutex as RawMutex>::GuardMarker;

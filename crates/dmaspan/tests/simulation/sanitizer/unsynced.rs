@@ -33,7 +33,7 @@ fn rig() -> Rig {
     let page = ram.allocate(PAGE, 12).unwrap();
     ram.pin_frames(&[page]);
     let buffer = Span::new(page.paddr().wrapping_add(0x100), LEN).unwrap();
-    ram.cpu_write(buffer.paddr(), &[1; LEN as usize]).unwrap();
+    ram.cpu_write(buffer.paddr(), &vec![1; usize::try_from(LEN).unwrap()]).unwrap();
     let card = SimDevice::new(iotlb, Arc::clone(&ram)).sanitized(&sanitizer);
     Rig { sanitizer, driver, card, ram, buffer }
 }

@@ -307,6 +307,9 @@ build() {
 # A tree that an earlier version of this script left may lack a file.
 [ -e "$tree/version" ] && [ -e "$tree/uring/linux" ] || fetch
 say "building what is compared of Linux $(cat "$tree/version")"
+version=$(sed -E 's/^([0-9]+\.[0-9]+).*/\1/' "$tree/version")
+[ -e "$here/shim/versions/$version.h" ] || version=$(ls "$here/shim/versions" | sed 's/\.h$//' | sort -V | tail -n 1)
+common+=("-DKSHIM_VERSION_H=\"versions/$version.h\"" "-DLINUX=$(echo "$version" | awk -F. '{ print $1 * 100 + $2 }')")
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)
 # Before Linux 6.10 swiotlb_tbl_map_single() was told how much to allocate.

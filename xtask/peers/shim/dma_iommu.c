@@ -117,8 +117,9 @@ void *dma_common_contiguous_remap(struct page *page, size_t size, pgprot_t prot,
 struct page *dma_alloc_contiguous(struct device *dev, size_t size, gfp_t gfp);
 void dma_free_contiguous(struct device *dev, struct page *page, size_t size);
 bool dma_free_from_pool(struct device *dev, void *start, size_t size);
-struct page *dma_alloc_from_pool(struct device *dev, size_t size, void **cpu_addr, gfp_t gfp,
-				 bool (*ok)(struct device *, phys_addr_t, size_t));
+struct page *kshim_alloc_from_pool(struct device *dev, size_t size, void **cpu_addr, gfp_t gfp);
+#define dma_alloc_from_pool(dev, size, cpu_addr, gfp, ...) \
+	kshim_alloc_from_pool(dev, size, cpu_addr, gfp)
 int dma_mmap_from_dev_coherent(struct device *dev, struct vm_area_struct *vma, void *p, size_t size,
 			       int *ret);
 struct msi_desc;

@@ -33,7 +33,7 @@ static inline void *memblock_alloc(size_t size, size_t align)
 #define phys_to_dma_unencrypted(dev, addr) (addr)
 #define dma_get_seg_boundary(dev) ((dev)->seg_boundary)
 #define dma_get_min_align_mask(dev) ((dev)->min_align_mask)
-#define dma_capable(dev, addr, size, is_ram) true
+#define dma_capable(dev, addr, size, ...) true
 #define dev_is_dma_coherent(dev) true
 #define dma_reset_need_sync(dev) \
 	((void)(unlikely((dev)->dma_skip_sync) && ((dev)->dma_skip_sync = false)))

@@ -1,0 +1,1 @@
+/* What the ring needs of it is in ring.h. */

@@ -1,0 +1,1 @@
+/* What Linux 5.10 wants of a kernel besides, or otherwise. */

@@ -1,0 +1,1 @@
+/* What Linux 6.12 wants of a kernel besides, or otherwise. */

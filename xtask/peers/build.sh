@@ -176,7 +176,7 @@ include=(-I"$here/shim" -I"$here/bench" -isystem "$work/cut" -isystem "$tree"
 vfio=(-DKSHIM_USER)
 
 # The ring, likewise.
-uring=(-DKSHIM_USER "-I$here/shim/uring" "-I$tree/uring")
+uring=(-DKSHIM_USER -DKSHIM_URING "-I$here/shim/uring" "-I$tree/uring")
 
 # The DMA API: what no benchmark calls of it is left out by the linker.
 dma=(-DKSHIM_DMA "-I$tree/dma" -ffunction-sections -Wl,--gc-sections)
@@ -310,11 +310,6 @@ say "building what is compared of Linux $(cat "$tree/version")"
 version=$(sed -E 's/^([0-9]+\.[0-9]+).*/\1/' "$tree/version")
 [ -e "$here/shim/versions/$version.h" ] || version=$(ls "$here/shim/versions" | sed 's/\.h$//' | sort -V | tail -n 1)
 common+=("-DKSHIM_VERSION_H=\"versions/$version.h\"" "-DLINUX=$(echo "$version" | awk -F. '{ print $1 * 100 + $2 }')")
-# Since Linux 6.3 iommu_map() is told how to allocate.
-! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)
-# Before Linux 6.10 swiotlb_tbl_map_single() was told how much to allocate.
-! grep -A 3 'swiotlb_tbl_map_single(' "$tree/include/linux/swiotlb.h" | grep -q alloc_size ||
-	common+=(-DMAP_TAKES_ALLOC_SIZE)
 stub_headers
 cut_core
 case ${2:-} in

@@ -11,7 +11,7 @@
 #include <linux/generic_pt/iommu.h>
 #include "drivers/iommu/iommu-pages.h"
 
-#ifndef MAP_TAKES_GFP
+#if LINUX < 603
 #define iommu_map(domain, iova, pa, size, prot, gfp) iommu_map(domain, iova, pa, size, prot)
 #endif
 

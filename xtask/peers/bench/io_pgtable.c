@@ -47,6 +47,24 @@ static void tlb_add_page(struct iommu_iotlb_gather *gather, unsigned long iova, 
 	iommu_iotlb_gather_add_page(&((struct smmu_domain *)cookie)->domain, gather, iova, granule);
 }
 
+#if LINUX < 515	/* a call maps or unmaps one page */
+static int domain_map(struct iommu_domain *d, unsigned long iova, phys_addr_t pa, size_t pgsize,
+		      int prot, gfp_t gfp)
+{
+	struct io_pgtable_ops *ops = container_of(d, struct smmu_domain, domain)->ops;
+
+	return ops ? ops->map(ops, iova, pa, pgsize, prot, gfp) : -ENODEV;
+}
+
+static size_t domain_unmap(struct iommu_domain *d, unsigned long iova, size_t pgsize,
+			   struct iommu_iotlb_gather *gather)
+{
+	struct io_pgtable_ops *ops = container_of(d, struct smmu_domain, domain)->ops;
+
+	return ops ? ops->unmap(ops, iova, pgsize, gather) : 0;
+}
+#define DOMAIN_OPS struct iommu_ops domain_ops = { .map = domain_map, .unmap = domain_unmap,
+#else
 static int domain_map(struct iommu_domain *d, unsigned long iova, phys_addr_t pa, size_t pgsize,
 		      size_t n, int prot, gfp_t gfp, size_t *mapped)
 {
@@ -62,6 +80,8 @@ static size_t domain_unmap(struct iommu_domain *d, unsigned long iova, size_t pg
 
 	return ops ? ops->unmap_pages(ops, iova, pgsize, n, gather) : 0;
 }
+#define DOMAIN_OPS struct iommu_domain_ops domain_ops = { .map_pages = domain_map, .unmap_pages = domain_unmap,
+#endif
 
 static const struct iommu_flush_ops flush_ops = {
 	.tlb_flush_all = tlb_flush_all,
@@ -69,9 +89,7 @@ static const struct iommu_flush_ops flush_ops = {
 	.tlb_add_page = tlb_add_page,
 };
 
-static const struct iommu_domain_ops domain_ops = {
-	.map_pages = domain_map,
-	.unmap_pages = domain_unmap,
+static const DOMAIN_OPS
 	.iotlb_sync = iotlb_sync,
 };
 
@@ -106,6 +124,33 @@ static phys_addr_t domain_lookup(unsigned long iova)
 	return smmu.ops->iova_to_phys(smmu.ops, iova);
 }
 
+#if LINUX < 515
+static __always_inline int map_pages(unsigned long iova, phys_addr_t pa, size_t pgsize, size_t n)
+{
+	for (; n; n--, iova += pgsize, pa += pgsize) {
+		int err = smmu.ops->map(smmu.ops, iova, pa, pgsize, PROT, GFP_KERNEL);
+
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+static __always_inline size_t unmap_pages(unsigned long iova, size_t pgsize, size_t n,
+					  struct iommu_iotlb_gather *gather)
+{
+	size_t total = n * pgsize, done = 0;
+
+	while (done < total) {
+		size_t unmapped = smmu.ops->unmap(smmu.ops, iova + done, pgsize, gather);
+
+		if (!unmapped)
+			break;
+		done += unmapped;
+	}
+	return done;
+}
+#else
 static __always_inline int map_pages(unsigned long iova, phys_addr_t pa, size_t pgsize, size_t n)
 {
 	while (n) {
@@ -136,6 +181,7 @@ static __always_inline size_t unmap_pages(unsigned long iova, size_t pgsize, siz
 	}
 	return done;
 }
+#endif
 
 int main(int argc, char **argv)
 {

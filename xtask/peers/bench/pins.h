@@ -107,8 +107,7 @@ static __always_inline long pin_pages(unsigned long start, unsigned long count, 
 	return done ? (long)done : -EFAULT;
 }
 
-long pin_user_pages_remote(struct mm_struct *mm, unsigned long start, unsigned long count,
-			   unsigned int flags, struct page **pages, int *locked)
+long kshim_pin_pages(unsigned long start, unsigned long count, struct page **pages)
 {
 	return pin_pages(start, count, pages);
 }
@@ -139,6 +138,12 @@ void unpin_user_pages_dirty_lock(struct page **pages, unsigned long count, bool 
 {
 	for (unsigned long i = 0; i < count; i++)
 		unpin_user_page_range_dirty_lock(pages[i], 1, dirty);
+}
+
+void unpin_user_pages(struct page **pages, unsigned long count)
+{
+	for (unsigned long i = 0; i < count; i++)
+		unpin_user_page_range_dirty_lock(pages[i], 1, false);
 }
 
 void unpin_user_folio(struct folio *folio, unsigned long count)

@@ -9,6 +9,9 @@
 #include "io_uring/rsrc.h"
 #include "pins.h"
 
+int kshim_ring_init(struct io_ring_ctx *ring);
+bool kshim_ring_free(struct io_ring_ctx *ring);
+
 #define FORMAT "registered"
 #define TABLE_MOST 1024	/* buffers of a table */
 #define PARTS 1024	/* imports of a round */
@@ -54,8 +57,7 @@ static void ring_create(const struct kind *kind, struct cost cost)
 {
 	user_create(kind->buffers * (kind->bytes >> PAGE_SHIFT), kind->order, kind->lie, cost);
 	memset(&ring, 0, sizeof(ring));
-	xa_init(&ring.hpage_acct);
-	if (io_rsrc_cache_init(&ring))
+	if (kshim_ring_init(&ring))
 		die(FORMAT ": no room for a ring");
 	ring.user = &owner;
 	ring.mm_account = current->mm;
@@ -64,8 +66,7 @@ static void ring_create(const struct kind *kind, struct cost cost)
 /* Ends it, where nothing may be left. */
 static void ring_destroy(void)
 {
-	io_rsrc_cache_free(&ring);
-	if (owner.locked_vm.counter || current->mm->pinned_vm.counter || !xa_empty(&ring.hpage_acct))
+	if (kshim_ring_free(&ring) || owner.locked_vm.counter || current->mm->pinned_vm.counter)
 		die(FORMAT ": %ld pages are still charged", owner.locked_vm.counter);
 	user_destroy();
 }
@@ -126,21 +127,60 @@ static void places(const struct kind *kind, unsigned long bytes, unsigned long *
 	}
 }
 
-/* A request begins, which finds its part and holds the buffer. */
-static __always_inline struct bvec_iter begin(struct io_kiocb *request, struct iov_iter *part,
-					      unsigned long offset, unsigned long bytes)
+/* A request begins, which finds its part and holds the buffer, and ends, as its kind of request has it. */
+#if LINUX >= 613
+static __always_inline int import(struct io_kiocb *request, struct iov_iter *part, unsigned long from,
+				  unsigned long bytes)
 {
 	request->flags = 0;
-	if (unlikely(io_import_reg_buf(request, part, USER + offset, bytes, ITER_DEST, 0)))
-		die(FORMAT ": not imported");
-	return (struct bvec_iter){ .bi_size = part->count, .bi_bvec_done = part->iov_offset };
+	return io_import_reg_buf(request, part, from, bytes, ITER_DEST, 0);
 }
 
-/* It ends, as io_req_put_rsrc_nodes() has it. */
 static __always_inline void end(struct io_kiocb *request)
 {
 	if (request->flags & REQ_F_BUF_NODE)
 		io_put_rsrc_node(request->ctx, request->buf_node);
+}
+#else
+static __always_inline int import(struct io_kiocb *request, struct iov_iter *part, unsigned long from,
+				  unsigned long bytes)
+{
+	struct io_ring_ctx *ctx = request->ctx;
+	unsigned int index = request->buf_index;
+
+	if (unlikely(index >= ctx->nr_user_bufs))
+		return -EFAULT;
+	request->rsrc_node = NULL;
+	io_req_set_rsrc_node(request, ctx, 0);
+	index = array_index_nospec(index, ctx->nr_user_bufs);
+	return io_import_fixed(ITER_DEST, part, ctx->user_bufs[index], from, bytes);
+}
+
+static __always_inline void end(struct io_kiocb *request)
+{
+#if LINUX < 602
+	io_req_put_rsrc_locked(request, request->ctx);
+#else
+	io_put_rsrc_node(request->ctx, request->rsrc_node);
+#endif
+}
+#endif
+
+static __always_inline struct bvec_iter begin(struct io_kiocb *request, struct iov_iter *part,
+					      unsigned long offset, unsigned long bytes)
+{
+	if (unlikely(import(request, part, USER + offset, bytes)))
+		die(FORMAT ": not imported");
+	return (struct bvec_iter){ .bi_size = part->count, .bi_bvec_done = part->iov_offset };
+}
+
+/* A segment of a part, behind which the next one begins. */
+static __always_inline struct bio_vec next_segment(const struct bio_vec *table, struct bvec_iter *at)
+{
+	struct bio_vec segment = mp_bvec_iter_bvec(table, *at);
+
+	bvec_iter_advance_single(table, at, segment.bv_len);
+	return segment;
 }
 
 /* Uses what is in two registers. */
@@ -159,13 +199,10 @@ static __always_inline void import_parts(const unsigned long *offsets, unsigned 
 	mutex_lock(&ring.uring_lock);
 	for (unsigned int nth = 0; nth < PARTS; nth++) {
 		at = begin(&request, &part, offsets[nth], bytes);
-		if (all) {
-			for_each_mp_bvec(segment, part.bvec, at, at)
-				use(bvec_phys(&segment), segment.bv_len);
-		} else {
-			segment = mp_bvec_iter_bvec(part.bvec, at);
+		do {
+			segment = next_segment(part.bvec, &at);
 			use(bvec_phys(&segment), segment.bv_len);
-		}
+		} while (all && at.bi_size);
 		end(&request);
 	}
 	mutex_unlock(&ring.uring_lock);
@@ -224,8 +261,10 @@ static void find(unsigned int index, unsigned long offset, unsigned long bytes)
 	struct bio_vec segment;
 
 	found.start = found.end = 0;
-	for_each_mp_bvec(segment, part.bvec, at, at)
+	while (at.bi_size) {
+		segment = next_segment(part.bvec, &at);
 		find_segment(bvec_phys(&segment), segment.bv_len);
+	}
 	add(found.start);
 	add(found.end);
 	end(&request);

@@ -9,6 +9,7 @@
 #include <linux/swiotlb.h>
 
 void swiotlb_create(unsigned int areas);
+void swiotlb_init_device(struct device *dev);
 
 #ifdef COPY
 #define FORMAT "swiotlb_copy"
@@ -32,13 +33,21 @@ static struct device dev = { .dma_mask = &dma_mask, .seg_boundary = ~0UL };
 static char *buffer[KSHIM_CPUS];
 static struct { phys_addr_t at[MAX_BURST]; } __attribute__((aligned(128))) slots[KSHIM_CPUS];
 
+#if LINUX < 511	/* a slot is as long as it is told to be, and aligned as its device wants it */
+#define tbl_map(phys, size) swiotlb_tbl_map_single(&dev, phys, size, size, DMA_TO_DEVICE, 0)
+#define tbl_unmap(slot, size) swiotlb_tbl_unmap_single(&dev, slot, size, size, DMA_TO_DEVICE, 0)
+#else
+#if LINUX < 610
+#define tbl_map(phys, size) swiotlb_tbl_map_single(&dev, phys, size, size, 0, DMA_TO_DEVICE, 0)
+#else
+#define tbl_map(phys, size) swiotlb_tbl_map_single(&dev, phys, size, 0, DMA_TO_DEVICE, 0)
+#endif
+#define tbl_unmap(slot, size) swiotlb_tbl_unmap_single(&dev, slot, size, DMA_TO_DEVICE, 0)
+#endif
+
 static phys_addr_t map(char *orig, size_t size)
 {
-	phys_addr_t slot = swiotlb_tbl_map_single(&dev, virt_to_phys(orig), size,
-#ifdef MAP_TAKES_ALLOC_SIZE
-						  size,
-#endif
-						  0, DMA_TO_DEVICE, 0);
+	phys_addr_t slot = tbl_map(virt_to_phys(orig), size);
 
 	if (unlikely(slot == (phys_addr_t)DMA_MAPPING_ERROR))
 		die("swiotlb: the pool is full");
@@ -47,7 +56,7 @@ static phys_addr_t map(char *orig, size_t size)
 
 static void unmap(phys_addr_t slot, size_t size)
 {
-	swiotlb_tbl_unmap_single(&dev, slot, size, DMA_TO_DEVICE, 0);
+	tbl_unmap(slot, size);
 }
 
 /* ns a map and unmap */
@@ -91,7 +100,7 @@ static void self_check(void)
 	phys_addr_t a, b;
 
 	swiotlb_create(1);
-	swiotlb_dev_init(&dev);
+	swiotlb_init_device(&dev);
 	a = map(buffer[0], SZ_4K);
 	b = map(buffer[1], SZ_4K);
 	if (max(a, b) - min(a, b) < SZ_4K)
@@ -124,7 +133,7 @@ int main(int argc, char **argv)
 	if (getenv("PEERS_CONTENTION")) {
 		swiotlb_adjust_size(SZ_1M);	/* what is zeroed there would outweigh the rest */
 		swiotlb_create(KSHIM_CPUS);
-		swiotlb_dev_init(&dev);
+		swiotlb_init_device(&dev);
 		take_turns(turn, NULL);
 		return bench_exit();
 	}
@@ -132,7 +141,7 @@ int main(int argc, char **argv)
 
 	for (int threads = 1; threads <= KSHIM_CPUS; threads++) {
 		swiotlb_create(threads);
-		swiotlb_dev_init(&dev);
+		swiotlb_init_device(&dev);
 		for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 			struct burst burst = cases[i].burst;
 			char name[64];

@@ -18,7 +18,7 @@ static __always_inline int map_pages(unsigned long iova, phys_addr_t pa, size_t 
 static __always_inline size_t unmap_pages(unsigned long iova, size_t pgsize, size_t n,
 					  struct iommu_iotlb_gather *gather);
 
-#ifndef MAP_TAKES_GFP
+#if LINUX < 603
 #define iommu_map(domain, iova, pa, size, prot, gfp) iommu_map(domain, iova, pa, size, prot)
 #endif
 

@@ -57,11 +57,13 @@ static void *block_alloc(size_t bytes)
 
 #undef kmalloc
 #undef kzalloc
+#undef kcalloc
 #undef kfree
 #undef kmalloc_obj
 #undef kzalloc_obj
 #define kmalloc(size, gfp) block_alloc(size)
 #define kzalloc(size, gfp) memset(block_alloc(size), 0, size)
+#define kcalloc(n, size, gfp) kzalloc((size_t)(n) * (size), gfp)
 #define kfree block_free
 #define kmalloc_obj(var, ...) ((__typeof__(var) *)kmalloc(sizeof(var), 0))
 #define kzalloc_obj(var, ...) ((__typeof__(var) *)kzalloc(sizeof(var), 0))

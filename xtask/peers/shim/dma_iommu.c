@@ -16,7 +16,6 @@
 #define dev_name(dev) ""
 #define arch_initcall(fn) static void *initcall_##fn __maybe_unused = (void *)(fn)
 #define guard(kind) (void)
-#define smp_wmb() barrier()
 
 /* counters: reads are plain loads, and what changes one is a locked instruction */
 typedef struct { s64 counter; } atomic64_t;

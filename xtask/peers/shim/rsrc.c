@@ -10,6 +10,7 @@
 #include "blocks.h"
 #include "ring.h"
 
+#define struct_size(p, member, n) (sizeof(*(p)) + sizeof((p)->member[0]) * (n))
 #define struct_size_t(type, member, n) (sizeof(type) + sizeof(((type *)0)->member[0]) * (n))
 #define kvmalloc_flex(type, member, n, ...) \
 	((type *)block_alloc(struct_size_t(type, member, n)))
@@ -24,12 +25,12 @@ static __always_inline void *kshim_alloc(size_t bytes, gfp_t gfp)
 #define kvmalloc_objs(type, n, ...) \
 	((__typeof__(type) *)kshim_alloc(sizeof(type) * (size_t)(n), kshim_gfp(0, ##__VA_ARGS__, 0)))
 #define kvmalloc_array(n, size, gfp) block_alloc((size_t)(n) * (size))
+#define kvmalloc(size, gfp) block_alloc(size)
 #define kasan_mempool_poison_object(p) true
 #define cond_resched()
 
 /* ---- numbers: each change is one locked instruction ---- */
 
-#define kshim_add(p, n) __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST)
 #define atomic_long_read(v) READ_ONCE((v)->counter)
 #define atomic_long_sub(n, v) ((void)kshim_add(&(v)->counter, -(long)(n)))
 #define atomic_long_try_cmpxchg(v, old, new) kshim_try_cmpxchg(&(v)->counter, (long *)(old), (long)(new))
@@ -40,16 +41,6 @@ static __always_inline void *kshim_alloc(size_t bytes, gfp_t gfp)
 #define refcount_dec_and_test(r) (!kshim_add(&(r)->counter, -1))
 #define refcount_inc(r) ((void)kshim_add(&(r)->counter, 1))
 #define refcount_dec(r) ((void)kshim_add(&(r)->counter, -1))
-
-/* 0 for an index that is too large, which the compiler cannot make a branch of */
-static __always_inline unsigned long kshim_bounded(unsigned long index, unsigned long size)
-{
-	unsigned long is_below = index < size;
-
-	__asm__("" : "+r"(is_below));
-	return index & (0UL - is_below);
-}
-#define array_index_nospec(index, size) ((__typeof__(index))kshim_bounded(index, size))
 
 /* ---- the process ---- */
 
@@ -82,17 +73,13 @@ static inline struct iovec *iovec_from_user(const struct iovec *from, unsigned l
 /* ---- the ring ---- */
 
 #define io_is_compat(ctx) false
-#define kshim_ring(what, ctx, flags) \
-	do { if ((flags) & IO_URING_F_UNLOCKED) what(&(ctx)->uring_lock); } while (0)
-#define io_ring_submit_lock(ctx, flags) kshim_ring(mutex_lock, ctx, flags)
-#define io_ring_submit_unlock(ctx, flags) kshim_ring(mutex_unlock, ctx, flags)
 #define IOU_COMPLETE 0
 
 /* ---- called by no benchmark ---- */
 
 struct request;
 struct req_iterator { int unused; };
-#define io_post_aux_cqe(ctx, tag, res, flags) BUG()
+#define io_post_aux_cqe(...) BUG()
 #define req_set_fail(req) BUG()
 #define io_req_set_res(req, res, flags) BUG()
 #define fget(fd) ({ (void)(fd); BUG(); (struct file *)NULL; })
@@ -104,8 +91,9 @@ struct req_iterator { int unused; };
 #define blk_rq_bytes(rq) 0
 #define rq_data_dir(rq) READ
 #define rq_for_each_bvec(bv, rq, iter) for ((void)(iter), (bv) = (struct bio_vec){ };;)
+#ifndef iov_iter_advance
 #define iov_iter_advance(iter, bytes) BUG()
-#define unpin_user_pages(pages, n) BUG()
+#endif
 
 /* ---- nodes of the tree: a list of free ones ---- */
 
@@ -141,21 +129,77 @@ static struct xa_node *kshim_node(void)
 }
 
 #include "lib/xarray.c"
+#if __has_include("io_uring/alloc_cache.c")
 #include "io_uring/alloc_cache.c"
+#endif
 #include "io_pin_pages.inc"
 #include "iov_iter_bvec.inc"
+#if LINUX < 613
+#include "io_uring/filetable.h"
+#endif
 #include "io_uring/rsrc.c"
 
 /* ---- those that take files, of which there are none ---- */
 
+#if LINUX >= 613
 bool io_alloc_file_tables(struct io_ring_ctx *ctx, struct io_file_table *table, unsigned int n)
 {
 	BUG();
 }
 void io_free_file_tables(struct io_ring_ctx *ctx, struct io_file_table *table) { BUG(); }
+#else
+bool io_alloc_file_tables(struct io_file_table *table, unsigned int n) { BUG(); }
+void io_free_file_tables(struct io_file_table *table) { BUG(); }
+#endif
 int io_fixed_fd_install(struct io_kiocb *req, unsigned int flags, struct file *file,
 			unsigned int slot)
 {
 	BUG();
 }
+#if LINUX >= 606
 io_req_flags_t io_file_get_flags(struct file *file) { BUG(); }
+#endif
+
+/* ---- a ring begins and ends, as io_uring.c has it ---- */
+
+int kshim_ring_init(struct io_ring_ctx *ring)
+{
+#if LINUX >= 613
+	xa_init(&ring->hpage_acct);
+	return io_rsrc_cache_init(ring);
+#elif LINUX < 602
+	INIT_LIST_HEAD(&ring->rsrc_ref_list);
+	INIT_DELAYED_WORK(&ring->rsrc_put_work, io_rsrc_put_work);
+	if (io_rsrc_node_switch_start(ring))
+		return -ENOMEM;
+	io_rsrc_node_switch(ring, NULL);
+	ring->dummy_ubuf = kzalloc(sizeof(*ring->dummy_ubuf), GFP_KERNEL);
+	return ring->dummy_ubuf ? 0 : -ENOMEM;
+#else
+	INIT_LIST_HEAD(&ring->rsrc_ref_list);
+	if (io_alloc_cache_init(&ring->rsrc_node_cache, IO_NODE_ALLOC_CACHE_MAX,
+				sizeof(struct io_rsrc_node)))
+		return -ENOMEM;
+	return io_rsrc_init(ring);
+#endif
+}
+
+/* Says whether huge pages are still counted. */
+bool kshim_ring_free(struct io_ring_ctx *ring)
+{
+#if LINUX >= 613
+	io_rsrc_cache_free(ring);
+	return !xa_empty(&ring->hpage_acct);
+#elif LINUX < 602
+	io_rsrc_refs_drop(ring);
+	io_rsrc_node_destroy(ring->rsrc_node);
+	if (ring->rsrc_backup_node)
+		io_rsrc_node_destroy(ring->rsrc_backup_node);
+	kfree(ring->dummy_ubuf);
+	return false;
+#else
+	io_rsrc_node_destroy(ring, ring->rsrc_node);
+	io_alloc_cache_free(&ring->rsrc_node_cache, block_free);
+	return false;
+#endif
+}

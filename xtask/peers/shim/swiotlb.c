@@ -39,7 +39,7 @@ static inline void *memblock_alloc(size_t size, size_t align)
 	((void)(unlikely((dev)->dma_skip_sync) && ((dev)->dma_skip_sync = false)))
 #define arch_sync_dma_for_device(addr, size, dir)
 #define arch_sync_dma_flush()
-#define trace_swiotlb_bounced(dev, addr, size)
+#define trace_swiotlb_bounced(...)
 
 /* There is no high memory: what copies it is never reached. */
 #define PhysHighMem(pfn) 0
@@ -56,9 +56,22 @@ static inline void *memblock_alloc(size_t size, size_t align)
 
 #include "kernel/dma/swiotlb.c"
 
-/* The default pool, with so many areas, each of which has its own lock. */
+/* The default pool, with so many areas, each of which has its own lock; before Linux 6.0 there is one. */
 void swiotlb_create(unsigned int areas)
 {
+#if LINUX < 600
+	swiotlb_init(0);
+#else
 	swiotlb_adjust_nareas(areas);
 	swiotlb_init(true, 0);
+#endif
+}
+
+void swiotlb_init_device(struct device *dev)
+{
+#if LINUX >= 606
+	swiotlb_dev_init(dev);
+#elif LINUX >= 515
+	dev->dma_io_tlb_mem = &io_tlb_default_mem;
+#endif
 }

@@ -24,17 +24,43 @@ struct task_struct {
 extern struct task_struct kshim_task;
 #define current (&kshim_task)
 
+#define kshim_add(p, n) __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST)
+
+static inline void mmap_read_lock(struct mm_struct *mm)
+{
+	if (unlikely(kshim_add(&mm->mmap_lock.count, 1) <= 0))
+		BUG();
+}
+static inline void mmap_read_unlock(struct mm_struct *mm)
+{
+	kshim_add(&mm->mmap_lock.count, -1);
+}
+static inline int mmap_write_lock_killable(struct mm_struct *mm)
+{
+	long free = 0;
+
+	if (unlikely(!kshim_try_cmpxchg(&mm->mmap_lock.count, &free, -1)))
+		BUG();
+	return 0;
+}
+static inline void mmap_write_unlock(struct mm_struct *mm)
+{
+	kshim_add(&mm->mmap_lock.count, 1);
+}
+
 #define FOLL_WRITE 0x1u
 #define FOLL_LONGTERM 0x100u
 
 #define PG_RESERVED 1UL
 #define PG_HEAD 2UL	/* the first page of a folio that has more */
 
-long pin_user_pages_remote(struct mm_struct *mm, unsigned long start, unsigned long count,
-			   unsigned int flags, struct page **pages, int *locked);
+/* what follows the pages differs from Linux to Linux, and nothing of it is given */
+#define pin_user_pages_remote(mm, start, count, flags, pages, ...) kshim_pin_pages(start, count, pages)
+long kshim_pin_pages(unsigned long start, unsigned long count, struct page **pages);
 void unpin_user_pages_dirty_lock(struct page **pages, unsigned long count, bool dirty);
 void unpin_user_page_range_dirty_lock(struct page *page, unsigned long count, bool dirty);
 int pin_user_pages_fast(unsigned long start, int count, unsigned int flags, struct page **pages);
+void unpin_user_pages(struct page **pages, unsigned long count);
 void unpin_user_folio(struct folio *folio, unsigned long count);
 
 #endif

@@ -21,6 +21,9 @@ struct vfio_iommu_driver_ops {
 	void (*unregister_device)(void *container, struct vfio_device *device);
 	int (*dma_rw)(void *container, dma_addr_t iova, void *data, size_t count, bool write);
 	struct iommu_domain *(*group_iommu_domain)(void *container, struct iommu_group *group);
+#if LINUX < 602
+	void (*notify)(void *container, enum vfio_iommu_notify_type event);
+#endif
 };
 
 int vfio_register_iommu_driver(const struct vfio_iommu_driver_ops *ops);

@@ -44,30 +44,6 @@ struct task_struct kshim_task = {
 #define CAP_IPC_LOCK 14
 #define capable(cap) false
 
-#define kshim_add(p, n) __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST)
-
-static inline void mmap_read_lock(struct mm_struct *mm)
-{
-	if (unlikely(kshim_add(&mm->mmap_lock.count, 1) <= 0))
-		BUG();
-}
-static inline void mmap_read_unlock(struct mm_struct *mm)
-{
-	kshim_add(&mm->mmap_lock.count, -1);
-}
-static inline int mmap_write_lock_killable(struct mm_struct *mm)
-{
-	long free = 0;
-
-	if (unlikely(!kshim_try_cmpxchg(&mm->mmap_lock.count, &free, -1)))
-		BUG();
-	return 0;
-}
-static inline void mmap_write_unlock(struct mm_struct *mm)
-{
-	kshim_add(&mm->mmap_lock.count, 1);
-}
-
 /* counts of references: each change is one locked instruction */
 static inline bool mmget_not_zero(struct mm_struct *mm)
 {
@@ -185,3 +161,5 @@ int iommu_get_group_resv_regions(struct iommu_group *group, struct list_head *he
 bool iommu_group_has_isolated_msi(struct iommu_group *group) { return true; }
 int iommu_attach_group(struct iommu_domain *domain, struct iommu_group *group) { return 0; }
 void iommu_detach_group(struct iommu_domain *domain, struct iommu_group *group) { }
+bool device_iommu_capable(struct device *dev, enum iommu_cap cap) { return true; }
+int iommu_enable_nesting(struct iommu_domain *domain) { BUG(); }

@@ -86,6 +86,16 @@ static inline unsigned long find_next_bit(const unsigned long *map, unsigned lon
 #define SINGLE_DEPTH_NESTING 1
 #define mutex_lock_nested(lock, depth) mutex_lock(lock)
 
+/* 0 for an index that is too large, which the compiler cannot make a branch of */
+static __always_inline unsigned long kshim_bounded(unsigned long index, unsigned long size)
+{
+	unsigned long is_below = index < size;
+
+	__asm__("" : "+r"(is_below));
+	return index & (0UL - is_below);
+}
+#define array_index_nospec(index, size) ((__typeof__(index))kshim_bounded(index, size))
+
 /* ---- what a ring has besides ---- */
 
 typedef u64 sector_t;
@@ -95,8 +105,9 @@ typedef spinlock_t raw_spinlock_t;
 enum tk_offsets { TK_OFFS_REAL };
 enum task_work_notify_mode { TWA_NONE };
 struct llist_node { struct llist_node *next; };
+struct llist_head { struct llist_node *first; };
 struct callback_head { void *unused; };
-struct percpu_ref { void *unused; };
+struct percpu_ref { unsigned long count; void (*release)(struct percpu_ref *ref); };
 struct percpu_counter { s64 count; };
 struct wait_queue_head { spinlock_t lock; };
 struct completion { unsigned int done; };
@@ -109,6 +120,11 @@ struct user_struct { atomic_long_t locked_vm; };	/* pages */
 #include <linux/xarray.h>
 #include "iov_iter.inc"
 #include <linux/io_uring_types.h>
+
+#define kshim_ring(what, ctx, flags) \
+	do { if ((flags) & IO_URING_F_UNLOCKED) what(&(ctx)->uring_lock); } while (0)
+#define io_ring_submit_lock(ctx, flags) kshim_ring(mutex_lock, ctx, flags)
+#define io_ring_submit_unlock(ctx, flags) kshim_ring(mutex_unlock, ctx, flags)
 
 /* ---- a user's folios ---- */
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds Linux's page tables, its allocator of IOVAs, its bounce pool, its DMA API, its container and its
-# registered buffers in user space: ./build.sh WORKDIR [bytes | contention]
+# registered buffers in user space: ./build.sh WORKDIR VERSION [bytes | contention], where shim/versions
+# has VERSION, such as 6.12, and WORKDIR is for that version alone
 #
 # Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt, iova,
 # swiotlb, swiotlb_copy, dma_lpae, dma_vtdss, container_lpae, container_vtdss and registered, where BUILD is u
@@ -12,6 +13,8 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$1"
 work=$(cd "$1" && pwd)
+version=$2
+linux=$((${version%.*} * 100 + ${version#*.}))	# 612 for 6.12
 tree=$work/linux
 
 # u: as a program of user space; k: with the kernel's options for code that matter here; bytes: for
@@ -62,9 +65,9 @@ of_vfio=(include/linux/{mm,mm_inline}.h)
 # The ring alone gets these; they are in the tree's folder `uring`.
 of_uring=(include/linux/{bvec,io_uring_types,uio,xarray}.h)
 
-# The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
-# where the same mirror has it. apt gets lists and a cache of its own and runs no hooks: the
-# machine's are not touched.
+# The kernel source package of this version that the suites have which this machine's apt has, and on
+# Debian those of its other releases on the same mirror. apt gets lists and a cache of its own and runs no
+# hooks: the machine's are not touched. It checks the package by the digest that the suite signs.
 fetch() {
 	local apt=$work/apt key=/usr/share/keyrings/debian-archive-keyring.gpg
 	local mirror package archive member
@@ -75,7 +78,8 @@ fetch() {
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' |
 		grep -m 1 '/debian/$') || true
 	[ -z "$mirror" ] || [ ! -e $key ] ||
-		echo "deb [signed-by=$key] $mirror sid main" >"$apt/sources/peers-sid.list"
+		printf "deb [signed-by=$key] $mirror %s main\n" bullseye bookworm trixie trixie-backports sid \
+			>"$apt/sources/peers.list"
 	cat >"$apt/conf" <<-END
 		#clear APT::Update;
 		Dir::Etc::sourceparts "$apt/sources";
@@ -87,12 +91,10 @@ fetch() {
 
 	# A suite that does not answer is no reason to stop: another one may have the package.
 	apt-get -qq -c "$apt/conf" update >&2 || say "not all of apt's suites could be read"
-	package=$(apt-cache -c "$apt/conf" pkgnames linux-source- |
-		grep -xE 'linux-source-[0-9]+(\.[0-9]+)+' | sort -V | tail -n 1) ||
-		fail "apt has no package linux-source-VERSION; is the network there?"
+	package=linux-source-$version
 	say "fetching $package (about 150 MB)"
 	(cd "$apt" && apt-get -qq -c "$apt/conf" download "$package" >&2) ||
-		fail "$package could not be downloaded"
+		fail "$package could not be downloaded; is the network there, and does a suite of apt have it?"
 	archive=$(echo "$apt/$package"_*.deb)
 	member=$(dpkg-deb --fsys-tarfile "$archive" | tar -tv |
 		awk '/^-.*\/usr\/src\/.*\.tar\.(xz|bz2)$/ { print $NF }')
@@ -227,8 +229,10 @@ program() {
 		-o "$work/$build/$name" -lpthread
 }
 
+# What each version has: of Linux before 6.0 page tables and bounce pools are built, and the DMA API and
+# generic_pt of those since 7.2.
 build() {
-	local b=$1 iommu=$tree/drivers/iommu fmt formats=()
+	local b=$1 iommu=$tree/drivers/iommu fmt formats=(amdv1 vtdss x86_64)
 
 	mkdir -p "$work/$b"
 	gcc -O2 -Wall "${common[@]}" "${include[@]}" -c "$here/shim/runtime.c" -o "$work/$b/runtime.o"
@@ -240,79 +244,47 @@ build() {
 	program "$b" io_pgtable io_pgtable -- io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o iommu_core.o
 	echo lpae v7s >"$work/formats"
 
-	if object "$b" "$iommu/iova.c" iova && object "$b" "$tree/lib/rbtree.c" rbtree; then
-		program "$b" iova iova -- iova.o rbtree.o
-		echo iova >>"$work/formats"
-	else
-		say "SKIP: the IOVA allocator of this Linux does not build with these headers"
-	fi
+	object "$b" "$here/shim/swiotlb.c" swiotlb -DNOCOPY
+	object "$b" "$here/shim/swiotlb.c" swiotlb_copy
+	program "$b" swiotlb swiotlb -- swiotlb.o
+	program "$b" swiotlb_copy swiotlb -DCOPY -- swiotlb_copy.o
+	echo swiotlb swiotlb_copy >>"$work/formats"
 
-	if object "$b" "$here/shim/swiotlb.c" swiotlb -DNOCOPY &&
-		object "$b" "$here/shim/swiotlb.c" swiotlb_copy; then
-		program "$b" swiotlb swiotlb -- swiotlb.o
-		program "$b" swiotlb_copy swiotlb -DCOPY -- swiotlb_copy.o
-		echo swiotlb swiotlb_copy >>"$work/formats"
-	else
-		say "SKIP: the bounce pool of this Linux does not build with these headers"
-	fi
+	[ "$linux" -ge 600 ] || return 0
+	object "$b" "$iommu/iova.c" iova
+	object "$b" "$tree/lib/rbtree.c" rbtree
+	program "$b" iova iova -- iova.o rbtree.o
+	object "$b" "$here/shim/vfio_type1.c" vfio_type1 "${vfio[@]}"
+	object "$b" "$here/shim/iommu_core.c" iommu_core_vfio "${vfio[@]}"
+	program "$b" container_lpae container "${vfio[@]}" -- vfio_type1.o iommu_core_vfio.o rbtree.o \
+		io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o
+	object "$b" "$here/shim/rsrc.c" rsrc "${uring[@]}"
+	program "$b" registered registered "${uring[@]}" -- rsrc.o
+	echo iova container_lpae registered >>"$work/formats"
 
-	if object "$b" "$here/shim/dma_iommu.c" dma_iommu "${dma[@]}" &&
-		object "$b" "$here/shim/iommu_core.c" iommu_core_dma "${dma[@]}"; then
-		program "$b" dma_lpae dma "${dma[@]}" -- dma_iommu.o iommu_core_dma.o iova.o rbtree.o \
-			swiotlb_copy.o io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o
-		echo dma_lpae >>"$work/formats"
-	else
-		say "SKIP: the DMA API of this Linux does not build with these headers"
-	fi
-
-	if object "$b" "$here/shim/vfio_type1.c" vfio_type1 "${vfio[@]}" &&
-		object "$b" "$here/shim/iommu_core.c" iommu_core_vfio "${vfio[@]}"; then
-		program "$b" container_lpae container "${vfio[@]}" -- vfio_type1.o iommu_core_vfio.o rbtree.o \
-			io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o
-		echo container_lpae >>"$work/formats"
-	else
-		say "SKIP: the container of this Linux does not build with these headers"
-	fi
-
-	if object "$b" "$here/shim/rsrc.c" rsrc "${uring[@]}"; then
-		program "$b" registered registered "${uring[@]}" -- rsrc.o
-		echo registered >>"$work/formats"
-	else
-		say "SKIP: the registered buffers of this Linux do not build with these headers"
-	fi
-
-	for fmt in amdv1 vtdss x86_64; do
-		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || continue
-		if object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"; then
-			formats+=("$fmt")
-		else
-			say "SKIP: generic_pt's $fmt of this Linux does not build with these headers"
-		fi
+	[ "$linux" -ge 702 ] || return 0
+	object "$b" "$here/shim/dma_iommu.c" dma_iommu "${dma[@]}"
+	object "$b" "$here/shim/iommu_core.c" iommu_core_dma "${dma[@]}"
+	program "$b" dma_lpae dma "${dma[@]}" -- dma_iommu.o iommu_core_dma.o iova.o rbtree.o \
+		swiotlb_copy.o io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o
+	for fmt in "${formats[@]}"; do
+		object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"
 	done
-	[ ${#formats[@]} -gt 0 ] || return 0
 	program "$b" generic_pt generic_pt "${formats[@]/#/-DWITH_}" -- "${formats[@]/%/.o}" iommu_core.o
-	echo "${formats[@]}" >>"$work/formats"
-	if [ -e "$work/$b/dma_lpae" ] && [[ " ${formats[*]} " = *" vtdss "* ]]; then
-		program "$b" dma_vtdss dma -DVTDSS "${dma[@]}" -- dma_iommu.o iommu_core_dma.o iova.o \
-			rbtree.o swiotlb_copy.o vtdss.o
-		echo dma_vtdss >>"$work/formats"
-	fi
-	if [ -e "$work/$b/container_lpae" ] && [[ " ${formats[*]} " = *" vtdss "* ]]; then
-		program "$b" container_vtdss container -DVTDSS "${vfio[@]}" -- vfio_type1.o iommu_core_vfio.o \
-			rbtree.o vtdss.o
-		echo container_vtdss >>"$work/formats"
-	fi
+	program "$b" dma_vtdss dma -DVTDSS "${dma[@]}" -- dma_iommu.o iommu_core_dma.o iova.o rbtree.o \
+		swiotlb_copy.o vtdss.o
+	program "$b" container_vtdss container -DVTDSS "${vfio[@]}" -- vfio_type1.o iommu_core_vfio.o \
+		rbtree.o vtdss.o
+	echo dma_lpae "${formats[@]}" dma_vtdss container_vtdss >>"$work/formats"
 }
 
 # A tree that an earlier version of this script left may lack a file.
 [ -e "$tree/version" ] && [ -e "$tree/uring/linux" ] || fetch
 say "building what is compared of Linux $(cat "$tree/version")"
-version=$(sed -E 's/^([0-9]+\.[0-9]+).*/\1/' "$tree/version")
-[ -e "$here/shim/versions/$version.h" ] || version=$(ls "$here/shim/versions" | sed 's/\.h$//' | sort -V | tail -n 1)
-common+=("-DKSHIM_VERSION_H=\"versions/$version.h\"" "-DLINUX=$(echo "$version" | awk -F. '{ print $1 * 100 + $2 }')")
+common+=("-DKSHIM_VERSION_H=\"versions/$version.h\"" "-DLINUX=$linux")
 stub_headers
 cut_core
-case ${2:-} in
+case ${3:-} in
 bytes) build_bytes ;;
 contention)
 	common+=(-g1 -DKSHIM_CPUS=4 -DKSHIM_CONTENTION)

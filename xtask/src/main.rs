@@ -78,10 +78,12 @@ usage: cargo xtask <command>
           guest/logs of the target directory; --keep leaves the disks and the
           archives of guests in guest/run
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
-        [--invalidation-ns N]
+        [--invalidation-ns N] [--linux VERSION[,VERSION...]]
           time Linux's own page tables and DMA API beside dmaspan's; takes the
           source of Linux from the distribution, and needs apt, gcc, xz and, the
-          first time, a network; xtask/peers/README.md says more
+          first time, a network; with --linux, also of `--instructions`, other
+          versions than 7.2: 5.10, 6.1, 6.12, 7.3, or several beside each other;
+          xtask/peers/README.md says more
   peers --instructions [--work DIR] [--format table|json] [--case SUBSTRING]
           count the instructions of both sides instead, by valgrind
   peers --contention [--work DIR] [--format table|json] [--case SUBSTRING]

@@ -14,12 +14,13 @@ const COMPARISON: &str = "dmaspan-peers";
 ///
 /// What is missing, or that something differs; the program has said what by then.
 pub(super) fn run(options: &Options) -> Checked {
-    build_peers(&options.work, &["bytes"])?;
+    let version = options.linux[0];
+    build_peers(options, version, &["bytes"])?;
     // As part of the two packages: nothing that the timed benchmark stands on is built anew.
     let both = ["-p", COMPARISON, "-p", "dmaspan-bench", "--bin", COMPARISON];
     let program = build_program(&both, COMPARISON)?;
     let mut command = Command::new(&program);
-    command.arg(options.work.join("bytes/bytes")).args(["--case", &options.case]);
+    command.arg(options.work.join(version).join("bytes/bytes")).args(["--case", &options.case]);
     if options.findings {
         command.arg("--findings");
     }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use super::plan::{BUILDS, Comparison, Versus};
+use super::plan::{BUILDS, Comparison, Peer, Versus};
 
 /// Rounds of the two counts of a case, whose difference is of rounds alone.
 const ROUNDS: [u32; 2] = [1, 3];
@@ -36,7 +36,7 @@ pub(super) fn count(
     comparisons: &[Comparison],
     work: &Path,
     own: &Path,
-    is_built: impl Fn(&str) -> bool,
+    is_built: impl Fn(&Comparison, &Peer) -> bool,
 ) -> Result<Vec<Count>, String> {
     let mut counted: BTreeMap<(String, String, String), f64> = BTreeMap::new();
     let mut once = |program: &Path, format: &str, case: &str| {
@@ -53,13 +53,13 @@ pub(super) fn count(
         let Versus::Linux(peer) = comparison.versus else { continue };
         let (case, name) = (comparison.name(), comparison.peer.clone());
         let is_double = counts.iter().any(|count| (&count.case, &count.peer) == (&case, &name));
-        if is_double || case.contains("_threads_2") || !is_built(peer.format) {
+        if is_double || case.contains("_threads_2") || !is_built(comparison, peer) {
             continue;
         }
         eprintln!("peers: counting {case}, {name}");
         let mut theirs = f64::INFINITY;
         for build in BUILDS {
-            let program = work.join(build).join(peer.program);
+            let program = work.join(comparison.version).join(build).join(peer.program);
             theirs = theirs.min(once(&program, peer.format, &comparison.their_case)?);
         }
         let own = once(own, comparison.format, &comparison.case)?;

@@ -13,7 +13,7 @@ mod plan;
 mod samples;
 mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -49,8 +49,10 @@ pub enum Traced {
 pub struct Options {
     /// Processes of each program; the median of their results counts.
     pub runs: usize,
-    /// Where Linux's files and programs are built and kept.
+    /// Where Linux's files and programs are built and kept, in a folder for each version.
     pub work: PathBuf,
+    /// The versions of Linux that dmaspan is compared with.
+    pub linux: Vec<&'static str>,
     /// How the result is printed.
     pub output: Output,
     /// Only cases whose `format/case` contains this; all where it is empty. Where bytes are
@@ -86,6 +88,7 @@ impl Options {
         let mut options = Self {
             runs: 5,
             work: crate::target_directory().join("peers"),
+            linux: vec![plan::DEFAULT_LINUX],
             output: Output::Table,
             case: String::new(),
             instructions: false,
@@ -121,6 +124,7 @@ impl Options {
                     _ => return Err(format!("`{value}` is not a number of runs")),
                 },
                 ("--work", value) => options.work = value.into(),
+                ("--linux", value) => options.linux = versions(value)?,
                 ("--format", "table") => options.output = Output::Table,
                 ("--format", "json") => options.output = Output::Json,
                 ("--format", value) => return Err(format!("there is no format `{value}`")),
@@ -150,12 +154,24 @@ impl Options {
             _ if (self.instructions || self.contention.is_some()) && self.invalidation_ns > 0 => {
                 Err("`--invalidation-ns` goes with times, and not with counts".to_owned())
             }
+            _ if self.linux.len() > 1 && (self.bytes || self.contention.is_some()) => {
+                Err("tables and accesses are compared with one version of Linux at a time"
+                    .to_owned())
+            }
             _ if !self.bytes && (self.seed, self.configurations) != (None, None) => {
                 Err("`--seed` and `--configurations` go with `--bytes`".to_owned())
             }
             _ => Ok(self),
         }
     }
+}
+
+/// Versions of Linux, with commas between them.
+fn versions(value: &str) -> Result<Vec<&'static str>, String> {
+    let known = |version| plan::LINUXES.into_iter().find(|known| *known == version);
+    let all = plan::LINUXES.join(", ");
+    let none = |version| format!("Linux {version} is not one of those that can be built: {all}");
+    value.split(',').map(|version| known(version).ok_or_else(|| none(version))).collect()
 }
 
 fn number(value: &str) -> Result<u64, String> {
@@ -188,23 +204,23 @@ pub fn run(options: &Options) -> Checked {
         let why = "instructions are counted by valgrind, which is not installed";
         return Ok(Outcome::Skipped(why.to_owned()));
     }
+    let comparisons = plan::with_each(comparisons, &options.linux);
     let own = build_own()?;
-    build_peers(&options.work, &[])?;
-    let built = fs::read_to_string(options.work.join("formats")).unwrap_or_default();
-    let built: BTreeSet<&str> = built.split_whitespace().collect();
-    let version = fs::read_to_string(options.work.join("linux/version")).unwrap_or_default();
+    let built: Built =
+        options.linux.iter().map(|&version| build(options, version)).collect::<Result<_, _>>()?;
+    let is_built = |one: &Comparison, peer: &Peer| built[one.version].formats.contains(peer.format);
+    let version = built.values().map(|linux| linux.full.as_str()).collect::<Vec<_>>().join(", ");
     compare_mappings(options, &own, &comparisons, &built)?;
     if options.instructions {
-        let is_built = |format: &str| built.contains(format);
         let counts = instructions::count(&comparisons, &options.work, &own, is_built)?;
         crate::say(
             match options.output {
                 Output::Json => instructions::json(&counts),
-                Output::Table => instructions::table(&counts, version.trim()),
+                Output::Table => instructions::table(&counts, &version),
             }
             .trim_end(),
         );
-        skip_absent(&comparisons, &built);
+        skip_absent(&comparisons, is_built);
         return Ok(Outcome::Passed);
     }
 
@@ -214,12 +230,12 @@ pub fn run(options: &Options) -> Checked {
         let mut done = BTreeSet::new();
         for one in &comparisons {
             if let Some(peer) = one.linux()
-                && built.contains(peer.format)
-                && done.insert(peer.name)
+                && is_built(one, peer)
+                && done.insert(plan::who(one.version, peer))
             {
-                run_peer(options, peer, &comparisons, &mut samples)?;
+                run_peer(options, (one.version, peer), &comparisons, &mut samples)?;
             }
-            if done.insert(one.format) {
+            if done.insert(one.format.to_owned()) {
                 run_own(options, &own, one.format, &comparisons, &mut samples)?;
             }
         }
@@ -229,10 +245,10 @@ pub fn run(options: &Options) -> Checked {
     match options.output {
         Output::Json => crate::say(&table::json(&rows)),
         Output::Table => {
-            crate::say(table::text(&rows, version.trim(), options.runs).trim_end());
+            crate::say(table::text(&rows, &version, options.runs).trim_end());
         }
     }
-    skip_absent(&comparisons, &built);
+    skip_absent(&comparisons, is_built);
     Ok(Outcome::Passed)
 }
 
@@ -266,23 +282,22 @@ fn count_cases(options: &Options) -> Result<(contention::Contention, String), St
         ));
     }
     let own = build_own()?;
-    build_peers(&options.work, &[])?;
-    build_peers(&options.work, &["contention"])?;
-    let built = fs::read_to_string(options.work.join("formats")).unwrap_or_default();
-    let built: BTreeSet<&str> = built.split_whitespace().collect();
-    let version = fs::read_to_string(options.work.join("linux/version")).unwrap_or_default();
-    let result = contention::count(&cases, &options.work, &own, |format| built.contains(format))?;
-    Ok((result, version))
+    let version = options.linux[0];
+    let (_, built) = build(options, version)?;
+    build_peers(options, version, &["contention"])?;
+    let is_built = |format: &str| built.formats.contains(format);
+    let result = contention::count(&cases, &options.work.join(version), &own, is_built)?;
+    Ok((result, built.full))
 }
 
 /// Says which of Linux's code there is not.
-fn skip_absent(comparisons: &[Comparison], built: &BTreeSet<&str>) {
+fn skip_absent(comparisons: &[Comparison], is_built: impl Fn(&Comparison, &Peer) -> bool) {
     let peers = comparisons.iter().filter_map(|one| match one.versus {
-        Versus::Linux(peer) if !built.contains(peer.format) => Some(peer.name),
+        Versus::Linux(peer) if !is_built(one, peer) => Some(plan::who(one.version, peer)),
         _ => None,
     });
     for absent in peers.collect::<BTreeSet<_>>() {
-        eprintln!("peers: SKIP: this Linux has no {absent}");
+        eprintln!("peers: SKIP: Linux {absent} is not built");
     }
 }
 
@@ -292,25 +307,27 @@ fn compare_mappings(
     options: &Options,
     own: &Path,
     comparisons: &[Comparison],
-    built: &BTreeSet<&str>,
+    built: &Built,
 ) -> Result<(), String> {
     for (format, peer) in plan::described() {
         let is_wanted = comparisons.iter().any(|one| one.format == format);
-        if !is_wanted || !built.contains(peer.format) {
+        let mut with =
+            built.iter().filter(|(_, linux)| linux.formats.contains(peer.format)).peekable();
+        if !is_wanted || with.peek().is_none() {
             continue;
         }
         let ours = output_of(Command::new(own).args([format, "same"]))?;
-        for build in BUILDS {
-            let program = options.work.join(build).join(peer.program);
+        for ((version, _), build) in with.flat_map(|linux| BUILDS.map(|build| (linux, build))) {
+            let program = options.work.join(version).join(build).join(peer.program);
             let theirs = output_of(Command::new(program).args([peer.format, "same"]))?;
             if let Some((theirs, ours)) = first_difference(&theirs, &ours) {
                 return Err(format!(
-                    "{format}: the mappings differ\n  Linux:   {theirs}\n  dmaspan: {ours}"
+                    "{format}: the mappings differ\n  Linux {version}: {theirs}\n  dmaspan: {ours}"
                 ));
             }
         }
         let lines = ours.lines().count();
-        eprintln!("peers: {format}: both sides map the same, {lines} lines");
+        eprintln!("peers: {format}: all sides map the same, {lines} lines");
     }
     Ok(())
 }
@@ -330,17 +347,18 @@ fn first_difference<'a>(theirs: &'a str, ours: &'a str) -> Option<(&'a str, &'a 
 /// Runs the builds of a peer, one behind the other, on all its cases.
 fn run_peer(
     options: &Options,
-    peer: &'static Peer,
+    (version, peer): (&str, &'static Peer),
     comparisons: &[Comparison],
     samples: &mut Samples,
 ) -> Result<(), String> {
-    let of_peer = comparisons.iter().filter(|one| one.linux() == Some(peer));
+    let is_of_peer = |one: &&Comparison| one.version == version && one.linux() == Some(peer);
+    let of_peer = comparisons.iter().filter(is_of_peer);
     let cases: BTreeSet<String> = of_peer.flat_map(|one| one.cases().1).collect();
     for build in BUILDS {
-        let mut command = Command::new(options.work.join(build).join(peer.program));
+        let mut command = Command::new(options.work.join(version).join(build).join(peer.program));
         command.env("PEERS_INVALIDATION_NS", options.invalidation_ns.to_string());
         let lines = output_of(command.arg(peer.format).args(&cases))?;
-        samples.read(&format!("{}/{build}", peer.name), &lines)?;
+        samples.read(&format!("{}/{build}", plan::who(version, peer)), &lines)?;
     }
     Ok(())
 }
@@ -361,10 +379,31 @@ fn run_own(
     samples.read(&format!("dmaspan/{format}"), &lines)
 }
 
-fn build_peers(work: &Path, what: &[&str]) -> Result<(), String> {
+/// What there is of a version of Linux once it is built.
+struct Linux {
+    /// The version of its package.
+    full: String,
+    /// The formats that its programs have.
+    formats: BTreeSet<String>,
+}
+
+/// All that were built, by version.
+type Built = BTreeMap<&'static str, Linux>;
+
+/// Builds the programs of a version.
+fn build(options: &Options, version: &'static str) -> Result<(&'static str, Linux), String> {
+    build_peers(options, version, &[])?;
+    let work = options.work.join(version);
+    let read = |name| fs::read_to_string(work.join(name)).unwrap_or_default();
+    let formats = read("formats").split_whitespace().map(str::to_owned).collect();
+    Ok((version, Linux { full: read("linux/version").trim().to_owned(), formats }))
+}
+
+fn build_peers(options: &Options, version: &str, what: &[&str]) -> Result<(), String> {
     let script = crate::root().join("xtask/peers/build.sh");
     let mut command = Command::new("bash");
-    let status = command.arg(script).arg(work).args(what).stdin(Stdio::null()).status();
+    command.arg(script).arg(options.work.join(version)).arg(version).args(what);
+    let status = command.stdin(Stdio::null()).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err("Linux's page tables could not be built here; the reason is above".to_owned()),
@@ -421,6 +460,7 @@ mod tests {
         let expected = Options {
             runs: 2,
             work: "there".into(),
+            linux: vec!["7.2"],
             output: Output::Json,
             case: "lpae/4k".into(),
             instructions: false,
@@ -450,6 +490,10 @@ mod tests {
         }
         assert!(parse("").unwrap().work.ends_with("peers"));
         for wrong in ["--runs", "--runs 0", "--runs x", "--format xml", "--verbose yes", "4k"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse("--linux 6.1,7.3").unwrap().linux, ["6.1", "7.3"]);
+        for wrong in ["--linux 6.2", "--linux 7.2,", "--bytes --linux 7.2,7.3"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         for wrong in ["--seed 1", "--configurations 5", "--bytes --runs 2", "--bytes --seed x"] {

@@ -4,6 +4,11 @@
 /// with the kernel's options.
 pub(super) const BUILDS: [&str; 2] = ["u", "k"];
 
+/// The versions of Linux that `xtask/peers/shim/versions` has a file for, oldest first.
+pub(super) const LINUXES: [&str; 5] = ["5.10", "6.1", "6.12", "7.2", "7.3"];
+/// The one that is compared where nobody asks for another: that of the book's tables.
+pub(super) const DEFAULT_LINUX: &str = "7.2";
+
 /// One of Linux's page tables.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Peer {
@@ -237,6 +242,8 @@ pub(super) struct Comparison {
     pub(super) case: String,
     pub(super) operation: &'static str,
     pub(super) versus: Versus,
+    /// The version of Linux, where it is with Linux.
+    pub(super) version: &'static str,
     /// What the peer's benchmark calls it.
     pub(super) their_case: String,
     /// The peer as people read it.
@@ -275,6 +282,29 @@ impl Comparison {
     pub(super) fn name(&self) -> String {
         format!("{}/{}", self.format, self.case)
     }
+
+    /// The same with another version of Linux, which the peer's name begins with and no goal is set for.
+    fn of(&self, version: &'static str) -> Self {
+        let peer = format!("{version} {}", self.peer);
+        Self { version, peer, goal: None, ..self.clone() }
+    }
+}
+
+/// The part of a version of Linux whose results these are.
+pub(super) fn who(version: &str, peer: &Peer) -> String {
+    format!("{version} {}", peer.name)
+}
+
+/// Comparisons with each of several versions of Linux, those of a case one behind the other.
+pub(super) fn with_each(all: Vec<Comparison>, versions: &[&'static str]) -> Vec<Comparison> {
+    if let [version] = *versions {
+        return all.into_iter().map(|one| Comparison { version, ..one }).collect();
+    }
+    let each = |one: Comparison| match one.versus {
+        Versus::Linux(_) => versions.iter().map(|&version| one.of(version)).collect(),
+        Versus::OneThread | Versus::GainOfOneThread(_) => vec![],
+    };
+    all.into_iter().flat_map(each).collect()
 }
 
 /// All comparisons whose `format/case` contains `filter`, those of a format together.
@@ -436,7 +466,8 @@ fn against(
     });
     let goal = goal.map(|&(.., least)| least);
     let (case, their_case) = (case.to_owned(), their_case.to_owned());
-    Comparison { format, case, operation, versus, their_case, peer, goal }
+    let version = DEFAULT_LINUX;
+    Comparison { format, case, operation, versus, version, their_case, peer, goal }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use super::plan::{Comparison, Versus, with_one_thread};
+use super::plan::{Comparison, Versus, who, with_one_thread};
 use super::samples::Samples;
 
 /// A comparison that was measured.
@@ -62,15 +62,16 @@ pub(super) fn rows(comparisons: &[Comparison], samples: &Samples) -> Vec<Row> {
 }
 
 fn row(comparison: &Comparison, samples: &Samples) -> Option<Row> {
-    let Comparison { format, operation, .. } = *comparison;
+    let Comparison { format, operation, version, .. } = *comparison;
     let (case, their_case) = (comparison.case.as_str(), comparison.their_case.as_str());
+    let fastest = |peer, case: &str| samples.fastest(&who(version, peer), case, operation);
     let own = |case| samples.median(&format!("dmaspan/{format}"), case, operation);
     let (peer_ns, ns) = match comparison.versus {
-        Versus::Linux(peer) => (samples.fastest(peer.name, their_case, operation)?, own(case)?),
+        Versus::Linux(peer) => (fastest(peer, their_case)?, own(case)?),
         // Two threads do two pairs in the time that one of them needs for its own.
         Versus::OneThread => (own(their_case)?, own(case)? / 2.0),
         Versus::GainOfOneThread(peer) => {
-            let theirs = |case: &str| samples.fastest(peer.name, case, operation);
+            let theirs = |case: &str| fastest(peer, case);
             let (one, their_one) = (with_one_thread(case), with_one_thread(their_case));
             (theirs(their_case)? / theirs(&their_one)? * own(&one)?, own(case)?)
         }
@@ -159,8 +160,8 @@ mod tests {
     fn measured() -> Vec<Row> {
         let mut samples = Samples::default();
         let mut read = |who, lines| samples.read(who, lines).unwrap();
-        read("io-pgtable-arm/u", "4k_512 map 600\nspans_1g_by_4k unmap 1.5e6");
-        read("io-pgtable-arm/k", "4k_512 map 500");
+        read("7.2 io-pgtable-arm/u", "4k_512 map 600\nspans_1g_by_4k unmap 1.5e6");
+        read("7.2 io-pgtable-arm/k", "4k_512 map 500");
         read("dmaspan/lpae", "4k_512 map 125\nspans_1g unmap 1000");
         read("dmaspan/lpae", "pair_4k_1_threads_1 pair 30\npair_4k_1_threads_2 pair 40");
         rows(&plan::comparisons(""), &samples)

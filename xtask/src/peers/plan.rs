@@ -283,7 +283,8 @@ impl Comparison {
         format!("{}/{}", self.format, self.case)
     }
 
-    /// The same with another version of Linux, which the peer's name begins with and no goal is set for.
+    /// The same with another version of Linux, with which the peer's name begins. No goal is set for
+    /// it.
     fn of(&self, version: &'static str) -> Self {
         let peer = format!("{version} {}", self.peer);
         Self { version, peer, goal: None, ..self.clone() }

@@ -70,16 +70,18 @@ of_uring=(include/linux/{bvec,io_uring_types,uio,xarray}.h)
 # hooks: the machine's are not touched. It checks the package by the digest that the suite signs.
 fetch() {
 	local apt=$work/apt key=/usr/share/keyrings/debian-archive-keyring.gpg
-	local mirror package archive member
+	local mirror known suite package archive member
 
 	rm -rf "$apt" "$tree.part"
 	mkdir -p "$apt"/{lists,cache/archives}/partial "$apt/sources" "$tree.part"
 	cp /etc/apt/sources.list.d/* "$apt/sources" 2>/dev/null || true
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' |
 		grep -m 1 '/debian/$') || true
-	[ -z "$mirror" ] || [ ! -e $key ] ||
-		printf "deb [signed-by=$key] $mirror %s main\n" bullseye bookworm trixie trixie-backports sid \
-			>"$apt/sources/peers.list"
+	known=$(apt-get indextargets --format '$(RELEASE)' 'Created-By: Packages')
+	for suite in bullseye bookworm trixie trixie-backports sid; do
+		[ -z "$mirror" ] || [ ! -e $key ] || grep -qx "$suite" <<<"$known" ||
+			echo "deb [signed-by=$key] $mirror $suite main" >>"$apt/sources/peers.list"
+	done
 	cat >"$apt/conf" <<-END
 		#clear APT::Update;
 		Dir::Etc::sourceparts "$apt/sources";

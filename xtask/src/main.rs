@@ -50,7 +50,7 @@ usage: cargo xtask <command>
           programs, all or a quick part of them; bounce copies in instructions;
           and a guest of Arm with pages of 16 KiB; without a name all but `quick`;
           targets come by rustup, tools from Debian's packages
-  sanitize [planted|miri|big-endian|thread|address]...
+  sanitize [planted|miri|at-once|big-endian|thread|address]...
           look for undefined behaviour, races and wrong accesses to memory, by Miri
           and the compiler's sanitizers; `planted` shows that they find what they
           are for; needs nightly Rust, which rustup fetches

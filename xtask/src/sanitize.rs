@@ -5,7 +5,7 @@
 //! | `planted` | what the others have to find: a race, a wrong alias, and wrong accesses to bytes |
 //! | `miri` | undefined behaviour of any kind, in the core and in what of linux it can run |
 //! | `at-once` | races and mixed sizes, in all methods that move shared bytes, on two threads |
-//! | `big-endian` | undefined behaviour, and wrong tables, on a CPU whose words have the upper byte first |
+//! | `big-endian` | wrong tables and undefined behaviour, on a CPU with the upper byte first |
 //! | `thread` | data races, in concurrent tests of core and linux |
 //! | `address` | accesses out of bounds, or to what was freed, in tests of linux and qemu |
 //!

@@ -283,8 +283,8 @@ impl Comparison {
         format!("{}/{}", self.format, self.case)
     }
 
-    /// The same with another version of Linux, with which the peer's name begins. No goal is set for
-    /// it.
+    /// The same with another version of Linux, with which the name of the peer begins. No goal is
+    /// set for it.
     fn of(&self, version: &'static str) -> Self {
         let peer = format!("{version} {}", self.peer);
         Self { version, peer, goal: None, ..self.clone() }

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use core::ptr::NonNull;
 
 use dmaspan::dma::{Error, NoCoherent};
-use dmaspan::swiotlb::{Lease, Pool, PoolMemory, SlotRequest};
+use dmaspan::swiotlb::{self, Lease, Pool, PoolMemory, SlotRequest};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Platform};
 
 use crate::{PAGE, Reach};
@@ -24,12 +24,22 @@ impl<M: PoolMemory<Address = DmaAddr>, P: Platform> Copied<M, P> {
 
     fn lease(&self, len: u64, align: u64) -> Result<Lease<M, P>, Error> {
         let request = SlotRequest { granule: align, ..SlotRequest::default() };
-        let lease = self.pool.lease(len, &request)?;
+        let lease = self.pool.lease(len, &request).map_err(|error| refused(len, &error))?;
         match lease.span().start() {
             addr if addr.get() == 0 => Err(Error::MeansFailure { addr }),
             _ => Ok(lease),
         }
     }
+}
+
+/// What the pool has too little of.
+fn refused(len: u64, error: &swiotlb::Error) -> Error {
+    let (why, limit) = match *error {
+        swiotlb::Error::Full { free, .. } => ("none as long is free of what is free in all", free),
+        swiotlb::Error::TooLong { max, .. } => ("its longest span is shorter", max),
+        _ => ("it has none for this device", 0),
+    };
+    Error::NoLease { len, why, limit }
 }
 
 const NO_POINTER: &str = "the pool's memory has no pointer";
@@ -67,7 +77,7 @@ where
         // SAFETY: the driver lends the buffer for this call, as the caller promises.
         let bytes = unsafe { buffer.as_ref() };
         // Also for a device that only writes: what it does not write comes back as it was.
-        lease.write(0, bytes)?;
+        lease.write(0, bytes).map_err(|error| refused(len, &error))?;
         let addr = lease.span().start();
         self.buffers.insert(addr.get(), (lease, len, direction));
         Ok(addr)

@@ -253,8 +253,9 @@ fn what_is_told_of_a_refused_buffer_is_its_own_cause() {
     share::<Copied>(whole, WAY);
     let expected = [
         "a buffer without bytes cannot be mapped: leave it out",
-        "0x4000 bytes are more than the 0x2000 bytes of the pool's longest span",
-        "no free slots fit 0x1000 bytes; 0x0 bytes are free in all",
+        "the pool gives no slot of 0x4000 bytes: its longest span is shorter, 0x2000 bytes",
+        "the pool gives no slot of 0x1000 bytes: none as long is free of what is free in all, \
+         0x0 bytes",
     ];
     assert_eq!(told(), expected);
     addrs.into_iter().for_each(|addr| unshare::<Copied>(addr, whole, WAY));

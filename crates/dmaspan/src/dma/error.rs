@@ -7,7 +7,6 @@ use crate::iommu::{self, HardwareError, iova};
 use crate::prot::Direction;
 use crate::range::IovaRange;
 use crate::span::Span;
-use crate::swiotlb;
 
 /// The reason why the DMA API refused an operation, with what offends and the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,9 +67,16 @@ pub enum Error {
         /// How many bytes the slot would have.
         len: u64,
     },
-    /// The pool gives no slot, and says why.
-    #[error(transparent)]
-    Pool(#[from] swiotlb::Error),
+    /// The pool gives no slot to a buffer of the program.
+    #[error("the pool gives no slot of {len:#x} bytes: {why}, {limit:#x} bytes")]
+    NoLease {
+        /// How many bytes the slot would have.
+        len: u64,
+        /// What there is too little of.
+        why: &'static str,
+        /// How much of that there is.
+        limit: u64,
+    },
     /// Registers of a device cannot be bounced.
     #[error("{span} is not memory, so it cannot be bounced")]
     NotMemory {
@@ -308,7 +314,6 @@ impl Error {
             Self::ListWraps { .. } => Errno::EOVERFLOW,
             Self::PeerUnreachable { .. } => Errno::EREMOTEIO,
             Self::Domain(error) => error.errno(),
-            Self::Pool(error) => error.errno(),
             // As `dma_iova_link` for a piece that does not lie on its granule.
             Self::Misplaced { .. }
             | Self::Mask { .. }
@@ -318,6 +323,7 @@ impl Error {
             | Self::Quarantined { .. } => Errno::EIO,
             Self::NoCoherent { .. }
             | Self::NoSlot { .. }
+            | Self::NoLease { .. }
             | Self::NoRoom { .. }
             | Self::NoRecord { .. }
             | Self::NoRecords

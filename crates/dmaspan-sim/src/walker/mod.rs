@@ -124,7 +124,7 @@ macro_rules! through {
 through!(&T, Box<T>, Arc<T>);
 
 /// The arena of a process, read as hardware would read it. Where words of a table have 32 bits, two
-/// beside each other are accessed one after the other.
+/// beside each other are accessed one after the other; where they have 64, a half is one's.
 impl TableWords for Arena {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
         match self.load(paddr) {
@@ -137,7 +137,14 @@ impl TableWords for Arena {
     }
 
     fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
-        Ok(self.load(paddr)?)
+        match self.load(paddr) {
+            Err(NotInTree::OtherWord { .. }) => {
+                let around = PhysAddr::new(lg2::align_down(paddr.get(), 3));
+                let word = self.load::<u64>(around)? >> (8 * (paddr.get() & 4));
+                Ok(u32::try_from(word & 0xffff_ffff).unwrap_or(0))
+            }
+            word => Ok(word?),
+        }
     }
 
     #[expect(unsafe_code, reason = "hardware's marks")]

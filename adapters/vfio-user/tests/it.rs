@@ -188,7 +188,7 @@ fn read_only(file: &File) -> Option<OwnedFd> {
     Some(File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().into())
 }
 
-/// What this process may do with the mapping that has an address.
+/// The rights of this process to the mapping that has an address.
 fn rights(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let of = maps.lines().find(|line| {

@@ -32,7 +32,7 @@ impl<M: PoolMemory<Address = DmaAddr>, P: Platform> Copied<M, P> {
     }
 }
 
-/// What the pool has too little of.
+/// The error for a slot that the pool refused, with the limit that was met.
 fn refused(len: u64, error: &swiotlb::Error) -> Error {
     let (why, limit) = match *error {
         swiotlb::Error::Full { free, .. } => ("none as long is free of what is free in all", free),

@@ -15,7 +15,7 @@ use crate::rig::{Heap, Process, copying, with_pool};
 
 const WAY: BufferDirection = BufferDirection::DriverToDevice;
 
-/// What the README says, in slots.
+/// The size of a pool by the README, in slots.
 fn slots(queue: usize, longest: usize) -> usize {
     (2 * queue + 2) * longest
 }

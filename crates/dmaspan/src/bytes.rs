@@ -16,7 +16,9 @@
 //! assembly, runs the loop itself.
 //!
 //! A [number](Scalar) is read or written by one instruction, as devices expect of descriptors; one
-//! of 64 bits by two on a CPU of 32. For CPUs that have no assembly here, copies are the loop, and
+//! of 64 bits by two on a CPU of 32. So is what a copy has left of 2, 4 or 8 bytes where both sides
+//! are at multiples of that, or on x86-64 and AArch64 where the written one is: who looks at the
+//! tag of a completion that was copied sees all of its number. For CPUs that have no assembly here, copies are the loop, and
 //! a number is an atomic of its size: what is read and written there as a number by several threads
 //! is not to be copied at the same time.
 //!
@@ -109,31 +111,46 @@ unsafe fn fill<const CLEARS: bool>(from: *const u8, to: *mut u8, len: usize) {
     while at < len {
         // They lie within what the caller has promised, but as addresses they need no proof.
         let (source, target, left) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
-        // Of 0 only 0 is a multiple, where no bytes are.
-        let may_be_word = (source.addr() | target.addr()).is_multiple_of(cpu::ALIGN);
-        let done = if left >= BLOCK && may_be_word {
-            // SAFETY: so many bytes of what the caller promised are left, and words may begin
-            // there.
-            unsafe { cpu::block::<CLEARS>(source, target, left) }
+        let is_block = left >= BLOCK && may_be::<Word>(source, target);
+        // SAFETY: so many bytes of what the caller promised are left, and words may begin there.
+        let block =
+            if is_block { unsafe { cpu::block::<CLEARS>(source, target, left) } } else { 0 };
+        at += if block > 0 {
+            block
+        } else if left >= size_of::<Word>() && may_be::<Word>(source, target) {
+            // SAFETY: so many of the promised bytes are left, and this CPU takes them at once.
+            unsafe { number::<CLEARS, Word>(source.cast(), target.cast()) }
+        } else if left >= 4 && may_be::<u32>(source, target) {
+            // SAFETY: as above.
+            unsafe { number::<CLEARS, u32>(source.cast(), target.cast()) }
+        } else if left >= 2 && may_be::<u16>(source, target) {
+            // SAFETY: as above.
+            unsafe { number::<CLEARS, u16>(source.cast(), target.cast()) }
         } else {
-            0
-        };
-        at += if done > 0 {
-            done
-        } else if left >= WORD && may_be_word {
-            // SAFETY: the word is of the bytes readable at `from`, and this CPU reads it there.
-            let word = if CLEARS { 0 } else { unsafe { load(source.cast::<Word>()) } };
-            // SAFETY: it is of the bytes writable at `to`, and this CPU writes it there.
-            unsafe { store(target.cast(), word) };
-            WORD
-        } else {
-            // SAFETY: `at < len`: the byte is one of those readable at `from`.
-            let byte = if CLEARS { 0 } else { unsafe { load(source) } };
-            // SAFETY: as above, at `to`.
-            unsafe { store(target, byte) };
-            1
+            // SAFETY: `at < len`: one byte of the promised ones is left.
+            unsafe { number::<CLEARS, u8>(source, target) }
         };
     }
+}
+
+/// Whether this CPU takes a number's bytes at once here.
+#[inline(always)]
+fn may_be<S: Scalar>(from: *const u8, to: *mut u8) -> bool {
+    (from.addr() | to.addr()).is_multiple_of(cpu::ALIGN.min(size_of::<S>()))
+}
+
+/// Copies or clears a number, and returns how many bytes it has.
+///
+/// # Safety
+///
+/// As of [`fill`] for these bytes, where the CPU takes them at once.
+#[inline(always)]
+unsafe fn number<const CLEARS: bool, S: Scalar + Default>(from: *const S, to: *mut S) -> usize {
+    // SAFETY: the caller's promise.
+    let value = if CLEARS { S::default() } else { unsafe { load(from) } };
+    // SAFETY: the caller's promise.
+    unsafe { store(to, value) };
+    size_of::<S>()
 }
 
 /// Copies bytes out of shared memory, as many as `into` has.
@@ -214,7 +231,6 @@ type Word = u64;
 /// What a copy takes at once.
 #[cfg(not(target_pointer_width = "64"))]
 type Word = u32;
-const WORD: usize = size_of::<Word>();
 /// The bytes of a block; on x86-64 how many its string instructions need to be as fast as words.
 const BLOCK: usize = 64;
 
@@ -392,7 +408,7 @@ mod cpu {
     }
 
     /// Words begin at multiples of this.
-    pub(super) const ALIGN: usize = super::WORD;
+    pub(super) const ALIGN: usize = size_of::<super::Word>();
 
     /// Copies or clears a block of aligned words, and returns how many bytes that was.
     ///
@@ -510,7 +526,7 @@ mod cpu {
 
     /// Words begin at multiples of this; 0 where bytes are accessed alone.
     pub(super) const ALIGN: usize =
-        if cfg!(all(target_arch = "arm", not(miri))) { super::WORD } else { 0 };
+        if cfg!(all(target_arch = "arm", not(miri))) { size_of::<super::Word>() } else { 0 };
 
     /// Nothing is taken at once.
     ///
@@ -557,6 +573,38 @@ mod tests {
                 assert!(shared[to..to + len].iter().all(|byte| *byte == 0) && beside(&shared, to));
             }
         }
+    }
+
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, loom))))]
+    #[test]
+    fn a_number_that_is_copied_is_seen_whole() {
+        extern crate std;
+        use core::sync::atomic::AtomicBool;
+
+        fn check<S: Scalar + PartialEq>(values: [S; 2], at: usize) {
+            let word = SharedWord::default();
+            let pointer = || word.0[at..].as_ptr().cast_mut();
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for value in (0..200_000).map(|n| values[n % 2]) {
+                        let from = ptr::from_ref(&value).cast();
+                        // SAFETY: the number lies in the word, as atomic bytes.
+                        unsafe { copy(from, pointer().cast(), size_of::<S>()) };
+                    }
+                    is_over.store(true, Ordering::Relaxed);
+                });
+                while !is_over.load(Ordering::Relaxed) {
+                    // SAFETY: as above, and it is aligned.
+                    let seen = unsafe { load(pointer().cast::<S>()) };
+                    assert!(values.contains(&seen), "{seen:?}");
+                }
+            });
+        }
+
+        check([0, u16::MAX], 2);
+        check([0, u32::MAX], 4);
+        check([0, u64::MAX], 0);
     }
 
     #[test]

@@ -116,15 +116,16 @@ fn completions(shared: &Shared, generation: u64, id: u16) {
     }
 }
 
-/// Writes a completion, its last word last: that has the phase tag, by which the guest sees it.
+/// Writes a completion, its phase tag last, by which the guest sees it: the byte behind it has the
+/// rest of the status.
 fn write(shared: &Shared, generation: u64, completion: Completion, place: &Place) {
     let bytes = completion.bytes(place.phase);
-    let (first, last) = bytes.split_at(12);
+    let ([first @ .., tag, rest], tag_at) = (&bytes, 14);
     let held = shared.dma.hold_settled(place.address, 16, Prot::WRITE);
     let written = held.is_ok_and(|held| {
-        let begun = held.write(0, first);
+        let begun = held.write(0, first).and_then(|()| held.write(tag_at + 1, &[*rest]));
         fence(Ordering::Release);
-        begun.and_then(|()| held.write(12, last)).is_ok()
+        begun.and_then(|()| held.write(tag_at, &[*tag])).is_ok()
     });
     if written {
         if let Some(interrupt) = &place.interrupt {

@@ -100,10 +100,11 @@ pub fn push_words<W: AsRef<str>>(
 ) {
     let mut line = label.to_owned();
     let mut is_empty = true;
-    let room = WIDTH.saturating_sub(label.chars().count().max(indent.chars().count()));
+    let room = WIDTH.saturating_sub(indent.chars().count());
     let words = words.into_iter().flat_map(|word| cut(word.as_ref(), room));
     for word in words {
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        let wide = line.chars().count() + usize::from(!is_empty) + word.chars().count();
+        if wide > WIDTH && line != indent {
             text.push_str(line.trim_end());
             text.push('\n');
             line = indent.to_owned();
@@ -167,6 +168,13 @@ mod tests {
         push_wrapped(&mut text, "note: ", &words);
         assert!(text.contains("\n  `echo 3 > /proc/file`, as root\n"), "{text}");
         assert_eq!(unbroken("a `b` `c d`e f"), ["a", "`b`", "`c d`e", "f"]);
+
+        for len in 50..WIDTH - 1 {
+            let (mut text, command) = (String::new(), format!("`{}/{}`", "a".repeat(40), len));
+            let command = command.replace('/', &format!("/{}/", "b".repeat(len - 48)));
+            push_wrapped(&mut text, "skipped hugetlb: ", &format!("words {command} words"));
+            assert!(text.contains(&command), "{text}");
+        }
     }
 
     #[test]

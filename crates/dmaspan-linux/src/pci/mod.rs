@@ -92,15 +92,27 @@ pub enum PciError {
 pub enum Hint {
     /// The limit of locked memory.
     #[error(
-        "this process may map {} at a time for devices (RLIMIT_MEMLOCK): to map more, run \
-         `ulimit -l unlimited` as root first, set LimitMEMLOCK=infinity in the systemd unit, or \
-         memlock in /etc/security/limits.conf",
-        Size(*bytes)
+        "this process may map {} at a time for devices (RLIMIT_MEMLOCK): to map more, {}",
+        Size(*bytes),
+        lifted(*in_user_namespace)
     )]
     LockedMemory {
         /// The limit in bytes.
         bytes: u64,
+        /// Whether the process is in a user namespace, whose root cannot lift the limit.
+        in_user_namespace: bool,
     },
+}
+
+/// How the limit of locked memory is lifted.
+const fn lifted(in_user_namespace: bool) -> &'static str {
+    if in_user_namespace {
+        "start its container with `--ulimit memlock=-1:-1`; its root can't lift that, since it is \
+         root of a user namespace alone"
+    } else {
+        "run `ulimit -l unlimited` as root first, set LimitMEMLOCK=infinity in the systemd unit, \
+         or memlock in /etc/security/limits.conf"
+    }
 }
 
 /// The state of a machine: its PCI functions, and what the kernel would say to using them.
@@ -169,7 +181,9 @@ impl System {
 
     /// Returns what may refuse something later.
     pub fn hints(&self) -> Vec<Hint> {
-        self.host.memlock.map(|bytes| Hint::LockedMemory { bytes }).into_iter().collect()
+        let in_user_namespace = os::is_in_user_namespace(&self.root.path("proc/self"));
+        let limit = |bytes| Hint::LockedMemory { bytes, in_user_namespace };
+        self.host.memlock.map(limit).into_iter().collect()
     }
 
     /// Returns why a function cannot be used; nothing where it can. For errors of opening one.

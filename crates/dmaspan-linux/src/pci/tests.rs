@@ -472,8 +472,13 @@ fn a_limit_of_locked_memory_is_a_hint_and_no_refusal() {
     assert_eq!(System::at(root.root()).hints(), []);
     let user = machine().user(54321, 0);
     let hints = System::at(user.root()).hints();
-    assert_eq!(hints, [Hint::LockedMemory { bytes: 65536 }]);
+    assert_eq!(hints, [Hint::LockedMemory { bytes: 65536, in_user_namespace: false }]);
     assert!(hints[0].to_string().contains("64 KiB"));
+
+    let inside = machine().user(0, 1 << 14);
+    inside.file("proc/self/uid_map", "0 1000 1\n");
+    let hint = System::at(inside.root()).hints()[0].to_string();
+    assert!(hint.contains("`--ulimit memlock=-1:-1`") && !hint.contains("as root"), "{hint}");
 }
 
 #[test]

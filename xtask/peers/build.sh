@@ -282,11 +282,16 @@ build() {
 
 # A tree that an earlier version of this script left may lack a file.
 [ -e "$tree/version" ] && [ -e "$tree/uring/linux" ] || fetch
-say "building what is compared of Linux $(cat "$tree/version")"
 common+=("-DKSHIM_VERSION_H=\"versions/$version.h\"" "-DLINUX=$linux")
+what=${3:-timed}
+# All that programs are made of: those of another call are kept where nothing of it has changed.
+made_of=$(cd "$here" && find . -type f | LC_ALL=C sort | xargs sha256sum; gcc --version; cat "$tree/version")
+[ "$(cat "$work/made-of-$what" 2>/dev/null)" != "$made_of" ] || exit 0
+rm -f "$work/made-of-$what"
+say "building what is compared of Linux $(cat "$tree/version")"
 stub_headers
 cut_core
-case ${3:-} in
+case $what in
 bytes) build_bytes ;;
 contention)
 	common+=(-g1 -DKSHIM_CPUS=4 -DKSHIM_CONTENTION)
@@ -294,3 +299,4 @@ contention)
 	;;
 *) for b in u k; do build "$b"; done ;;
 esac
+printf %s "$made_of" >"$work/made-of-$what"

@@ -101,6 +101,16 @@ pub enum WireError {
         /// How many.
         unclosed: usize,
     },
+    /// The descriptors of half a message are open here, and one of them may be the other end of the
+    /// socket.
+    #[error(
+        "the client stopped in the middle of a message, after {fds} descriptors of it: send each \
+         message at once"
+    )]
+    Stopped {
+        /// How many.
+        fds: usize,
+    },
     /// Where the next message begins cannot be known.
     #[error("a message of {len} bytes, which are to be from {HEADER} to {}", HEADER + MAX_BODY)]
     Length {
@@ -111,8 +121,8 @@ pub enum WireError {
 
 /// Reads the next message; `None` where the client has ended. Its descriptors are counted by `of`.
 ///
-/// This waits as long as the client likes, unless descriptors of it do not close: one of them may
-/// be the other end of the socket, which then never ends.
+/// This waits as long as the client likes, unless descriptors of it do not close, or came with half
+/// a message: one of them may be the other end of the socket, which then never ends.
 ///
 /// # Errors
 ///
@@ -176,6 +186,9 @@ fn fill(
             // The time of the socket is over, in which all descriptors should have been closed.
             Err(error) if error.kind() == ErrorKind::WouldBlock && unclosed > 0 => {
                 return Err(WireError::Unclosed { unclosed });
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock && !message.fds.is_empty() => {
+                return Err(WireError::Stopped { fds: message.fds.len() });
             }
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>

@@ -142,6 +142,20 @@ fn a_socket_whose_close_waits_for_its_peer_waits_in_a_thread_of_its_own() {
 }
 
 #[test]
+fn a_client_that_leaves_its_own_end_of_the_socket_in_half_a_message_is_gone() {
+    let _alone = ALONE.lock();
+    let server = Server::start("half");
+    let socket = server.connect();
+    // The header of a message of 64 bytes, and of those 16, with which the descriptor comes.
+    let header = [1_u8, 0, 2, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    (&socket).write_all(&header).unwrap();
+    send(&socket, DMA_MAP, 0, &[], &[socket.as_fd()]);
+    drop(socket);
+    serve_a_good_client(&server);
+    server.settle(0);
+}
+
+#[test]
 fn random_sessions_with_every_kind_of_file_leave_a_server_that_serves() {
     let _alone = ALONE.lock();
     let count = std::env::var("DMASPAN_SESSIONS").map_or(2000, |count| count.parse().unwrap());

@@ -79,6 +79,8 @@ struct Place {
     cache: lock_api::Mutex<Flag, Cache>,
     /// Counts begins and ends of accesses. It is odd while one is under way.
     turn: AtomicU64,
+    /// How much of the log the latest access has heard of: an unmap waits for none that knows of it.
+    heard: AtomicU64,
     /// Where that is, and whose.
     ends: [AtomicU64; 2],
     thread: AtomicUsize,
@@ -112,6 +114,7 @@ impl Iotlbs {
         let now = self.log.count.load(Ordering::SeqCst);
         if guard.cache.heard != now {
             self.catch_up(&mut guard.cache, now);
+            place.heard.store(now, Ordering::Release);
         }
         Some(guard)
     }
@@ -209,13 +212,15 @@ impl Iotlbs {
 
     /// Has every IOTLB forget `ranges`, and waits for accesses that meet them and began before.
     pub(crate) fn forget(&self, ranges: &[IovaRange]) -> Result<(), HardwareError> {
-        self.log.enter(ranges);
+        let entered = self.log.enter(ranges);
         let mut begun = None;
         for place in self.places() {
             let Some(turn) = place.meets(ranges) else { continue };
             let begun = *begun.get_or_insert_with(Instant::now);
             let mut looks = 0;
-            while place.turn.load(Ordering::Acquire) == turn {
+            while place.turn.load(Ordering::Acquire) == turn
+                && place.heard.load(Ordering::Acquire) < entered
+            {
                 // All that are waited for began before: one of them has lasted as long as this.
                 if begun.elapsed() >= PATIENCE {
                     let what = "an access of a device model there did not end in ten seconds";
@@ -246,8 +251,8 @@ impl Log {
         &self.ranges[usize::try_from(n % LOGGED as u64).unwrap_or(0)]
     }
 
-    /// Enters ranges.
-    fn enter(&self, ranges: &[IovaRange]) {
+    /// Enters ranges, and returns the count behind them.
+    fn enter(&self, ranges: &[IovaRange]) -> u64 {
         // Held for a few stores. Accesses do not take it.
         let _writing = self.writing.lock();
         let mut count = self.count.load(Ordering::Relaxed);
@@ -259,6 +264,7 @@ impl Log {
             count += 1;
             self.count.store(count, Ordering::SeqCst);
         }
+        count
     }
 }
 
@@ -341,5 +347,32 @@ impl fmt::Debug for Iotlbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = self.entries.load(Ordering::Relaxed);
         f.debug_struct("Iotlbs").field("entries", &entries).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dmaspan::Iova;
+
+    use super::*;
+
+    #[test]
+    fn an_unmap_waits_for_no_access_that_began_after_it_to_what_is_mapped_anew() {
+        let (iotlbs, range) = (Iotlbs::default(), IovaRange::point(Iova::new(5)));
+        let all = |count| (0..count).map(|_| iotlbs.begin(5, 1).unwrap()).collect::<Vec<_>>();
+        drop(all(FIRST));
+        let before = iotlbs.begin(5, 1).unwrap();
+        thread::scope(|scope| {
+            let unmap = scope.spawn(|| iotlbs.forget(&[range]));
+            while iotlbs.log.count.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            // In all other places, so that the unmap comes to some when the first has ended.
+            let after = all(FIRST - 1);
+            assert!(!unmap.is_finished());
+            drop(before);
+            assert_eq!(unmap.join().unwrap(), Ok(()));
+            drop(after);
+        });
     }
 }

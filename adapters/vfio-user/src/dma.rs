@@ -118,12 +118,14 @@ impl ClientDma {
         size: u64,
         file: Option<OwnedFd>,
     ) -> Result<(), ClientDmaError> {
+        // Before anything can fail: a plain close may wait for whoever is behind the file.
+        let file = file.map(ClientDescriptor::from);
         let most = self.most;
         if self.regions.count() >= most {
             return Err(ClientDmaError::TooMany { address, most });
         }
         let (at, access) = (Iova::new(address), access(flags));
-        match file.and_then(|file| ClientDescriptor::from(file).into_memory()) {
+        match file.and_then(ClientDescriptor::into_memory) {
             Some(file) => {
                 self.check(&file, address, size)?;
                 let memory = client::map_file(file, offset, size, access);

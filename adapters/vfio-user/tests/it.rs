@@ -1,11 +1,12 @@
 //! The memory of clients, well-behaved and hostile.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use dmaspan_linux::client::{self, ClientMemory};
 use dmaspan_linux::mem::AdoptError;
 use dmaspan_vfio_user::{ClientDma, ClientDmaError, ClientFiles, DeviceModel, ModelBackend};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::net::sockopt::set_socket_linger;
 use vfio_bindings::bindings::vfio::{
     VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE, vfio_region_info,
 };
@@ -64,6 +66,25 @@ fn a_file_that_is_sent_is_memory_until_it_is_unmapped() {
     drop(held);
     assert_eq!(unmapped(&dma, RAM, 2 * PAGE), 2 * PAGE);
     assert!(matches!(dma.hold(RAM, 1, Prot::READ), Err(RegionError::Hole { .. })));
+}
+
+#[test]
+fn a_map_that_is_refused_before_its_file_is_looked_at_waits_for_nobody_to_close_it() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let _peer = listener.accept().unwrap();
+    // A close waits until the peer has taken what it never takes.
+    set_socket_linger(&stream, Some(Duration::from_secs(36_000))).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    stream.set_nonblocking(false).unwrap();
+    let (done, refused) = mpsc::channel();
+    thread::spawn(move || {
+        let dma = ClientDma::default().with_most(0);
+        done.send(dma.map(BOTH, 0, RAM, PAGE, Some(stream.into())))
+    });
+    let refused = refused.recv_timeout(SOON).expect("it waits for the socket's peer");
+    assert!(matches!(refused, Err(ClientDmaError::TooMany { most: 0, .. })));
 }
 
 #[test]

@@ -79,7 +79,8 @@ struct Place {
     cache: lock_api::Mutex<Flag, Cache>,
     /// Counts begins and ends of accesses. It is odd while one is under way.
     turn: AtomicU64,
-    /// How much of the log the latest access has heard of: an unmap waits for none that knows of it.
+    /// How much of the log the latest access has heard of: an unmap waits for none that knows of
+    /// it.
     heard: AtomicU64,
     /// Where that is, and whose.
     ends: [AtomicU64; 2],

@@ -18,9 +18,9 @@
 //! A [number](Scalar) is read or written by one instruction, as devices expect of descriptors; one
 //! of 64 bits by two on a CPU of 32. So is what a copy has left of 2, 4 or 8 bytes where both sides
 //! are at multiples of that, or on x86-64 and AArch64 where the written one is: who looks at the
-//! tag of a completion that was copied sees all of its number. For CPUs that have no assembly here, copies are the loop, and
-//! a number is an atomic of its size: what is read and written there as a number by several threads
-//! is not to be copied at the same time.
+//! tag of a completion that was copied sees all of its number. For CPUs that have no assembly here,
+//! copies are the loop, and a number is an atomic of its size: what is read and written there as a
+//! number by several threads is not to be copied at the same time.
 //!
 //! A byte that is read is one that the memory has had. Nothing here orders other accesses: that
 //! takes the barrier with which a driver tells its device, or a [`fence`].

@@ -32,11 +32,15 @@ const MOVERS: &str = "crates/dmaspan/src/bytes.rs crates/dmaspan/src/container/a
     crates/dmaspan/src/regbuf/ crates/dmaspan/src/swiotlb/ crates/dmaspan-linux/src/ adapters/";
 
 /// What a method takes that moves bytes.
-const TAKEN: [&[&str]; 5] = [&["[", "u8", "]"], &["Transfer"], &["InSlot"], &["To"], &["Scalar"]];
+const TAKEN: [&[&str]; 6] =
+    [&["[", "u8", "]"], &["Vec", "<", "u8"], &["Transfer"], &["InSlot"], &["To"], &["Scalar"]];
 
-/// Types whose methods move bytes without taking any, and what the names of those begin with.
-const OWNERS: [&str; 5] = ["Device", "Memory", "Pool", "SharedWord", "bytes"];
-const VERBS: &str = "check clear copy fill link load map read store sync unmap write zero";
+/// Types whose methods move bytes without taking any, and what the names of those begin with. Of
+/// the macro `accesses` they are the types below.
+const OWNERS: &str = "BounceMemory CoherentFrames Device FrameBounce Held HostBytes Lease Memory \
+    Pool SharedWord accesses bytes";
+const VERBS: &str = "check clear copy exchange fetch fill link load map read store swap sync to \
+    unmap write zero";
 
 /// The types whose methods the macro `accesses` makes.
 const ACCESSES: [&str; 2] = ["Coherent", "CoherentBlock"];
@@ -139,7 +143,7 @@ fn mover(rust: &Lexed, method: usize) -> Vec<String> {
     let says = |words: &[&str]| (method..end).any(|at| rust.says(at, words));
     let is_verb = |verb| name.split('_').next() == Some(verb);
     let moves = TAKEN.iter().any(|taken| says(taken))
-        || OWNERS.contains(&owner) && VERBS.split(' ').any(is_verb);
+        || OWNERS.split(' ').any(|other| other == owner) && VERBS.split(' ').any(is_verb);
     // Of a value, or by an address.
     let reaches = says(&["self"]) || says(&["*"]);
     if !(is_public && moves && reaches && rust.text(end) == "{") {
@@ -216,6 +220,14 @@ mod tests {
         assert!(found(path, &lease.replace("NAME", "read")).is_empty());
         assert_eq!(found(path, &lease.replace("NAME", "write")), ["Lease::write"], "not called");
         assert_eq!(found(path, &lease.replace("NAME", "peek")), ["Lease::peek"]);
+        for taken in
+            ["fill(&self, value: u8)", "copy_within(&self, to: u64)", "swap(&self, at: u64)"]
+        {
+            let moves = format!("impl<M> Lease<M> {{ pub fn {taken} {{}} }}");
+            assert_eq!(found(path, &moves).len(), 1, "{taken}");
+        }
+        let copies = "impl Any { pub fn all(&self) -> Vec<u8> { Vec::new() } }";
+        assert_eq!(found(path, copies), ["Any::all"]);
         assert!(found(path, &lease.replace("Lease<", "Quiet<")).is_empty());
         assert!(found(path, &lease.replace("pub fn NAME", "fn read")).is_empty());
         assert!(found(path, &lease.replace("pub fn NAME", "pub(super) fn peek")).is_empty());

@@ -8,15 +8,21 @@
 //! ```
 
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use clap::Parser;
 use dmaspan_linux::client::ClientDescriptor;
 use dmaspan_nvme_server::{Disk, Session, listen, raise_limit};
 use dmaspan_vfio_user::{ClientDma, ClientFiles};
+
+/// Until what a client takes is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Serves a file as an NVMe disk of a virtual machine, by vfio-user.
 ///
@@ -49,6 +55,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// Tries until the machine has what that takes: descriptors of former clients may not be closed.
+fn until<T>(what: &str, attempt: impl Fn() -> io::Result<T>) -> T {
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(error) => eprintln!("dmaspan-nvme-server: {what} has to wait: {error}"),
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
 /// What is to be said of arguments that are the wrong way round.
 fn order(args: &Args) -> &'static str {
     let kind = |path: &Path| fs::metadata(path).map(|metadata| metadata.file_type());
@@ -70,10 +87,10 @@ fn run(args: &Args) -> Result<(), String> {
     let listener = listen(&args.socket).map_err(|error| failed(&args.socket, error))?;
     println!("{} blocks of 512 bytes at {}", disk.blocks(), args.socket.display());
     loop {
-        let (client, _) = listener.accept().map_err(|error| format!("a client: {error}"))?;
-        let disk = disk.try_clone().map_err(|error| format!("the disk: {error}"))?;
-        let session = Session::new(disk, ClientDma::new(files), args.threads.into());
-        let session = session.map_err(|error| format!("threads: {error}"))?;
+        let (client, _) = until("a client", || listener.accept());
+        let session = until("a session", || {
+            Session::new(disk.try_clone()?, ClientDma::new(files), args.threads.into())
+        });
         let (report, ended) = session.serve(&client);
         drop(ClientDescriptor::from(OwnedFd::from(client)));
         println!("{report}");

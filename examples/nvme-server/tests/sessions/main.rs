@@ -96,6 +96,24 @@ fn a_file_whose_server_never_answers_costs_its_client_the_session_and_nobody_els
     assert!(server.said().contains("do not close"), "{}", server.said());
 }
 
+#[test]
+fn a_server_without_descriptors_for_a_client_goes_on_when_there_are_some() {
+    let _alone = ALONE.lock();
+    let server = Server::start("none");
+    serve_a_good_client(&server);
+    server.limit_files(3);
+    let socket = server.connect();
+    let begun = Instant::now();
+    while !server.said().contains("has to wait") {
+        assert!(begun.elapsed() < LONG, "{}", server.said());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.limit_files(64);
+    assert!(ask(&socket, VERSION, b"\0\0\x01\0{}\0", &[]).is_ok());
+    drop(socket);
+    serve_a_good_client(&server);
+}
+
 /// A connection that has more to send than its peer takes, and waits for that when it is closed.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

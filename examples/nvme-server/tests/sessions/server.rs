@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const DMA_MAP: u16 = 2;
@@ -75,6 +76,13 @@ impl Server {
             assert!(begun.elapsed() < LONG, "{} threads stay", self.threads() - 1);
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Lets it open files whose numbers are less than this, as where all others are in use.
+    pub(crate) fn limit_files(&self, current: u64) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        let limit = Rlimit { current: Some(current), maximum: getrlimit(Resource::Nofile).maximum };
+        prlimit(pid, Resource::Nofile, limit).unwrap();
     }
 
     /// What it has complained of so far.

@@ -103,7 +103,7 @@ impl VirtioDma {
     ///
     /// # Context
     ///
-    /// `refused` runs where a driver shares and unshares, and must not call the `Hal`.
+    /// `refused` runs where a driver shares and unshares, without a lock.
     #[expect(unsafe_code, reason = "it declares a contract")]
     pub unsafe fn new(device: Device, find: Find, refused: fn(Error)) -> Self {
         Self::by(Box::new(Mapped::new(device, find)), refused)
@@ -152,81 +152,49 @@ impl VirtioDma {
         self
     }
 
-    fn refuse(&mut self, error: Error) {
-        self.usage.refused += 1;
-        (self.refused)(error);
+    fn alloc(&mut self, pages: usize) -> Result<(u64, NonNull<u8>), Error> {
+        let queue = self.reach.alloc((pages as u64).saturating_mul(PAGE))?;
+        self.usage.queues += 1;
+        Ok(queue)
     }
 
-    fn alloc(&mut self, pages: usize) -> Option<(u64, NonNull<u8>)> {
-        match self.reach.alloc((pages as u64).saturating_mul(PAGE)) {
-            Ok(queue) => {
-                self.usage.queues += 1;
-                Some(queue)
-            }
-            Err(error) => {
-                self.refuse(error);
-                None
-            }
-        }
-    }
-
-    fn dealloc(&mut self, addr: DmaAddr) {
-        match self.reach.dealloc(addr) {
-            Ok(()) => self.usage.queues -= 1,
-            Err(error) => {
-                // One that hardware does not forget is kept, and the driver's no more.
-                self.usage.queues -= usize::from(!matches!(error, Error::NotMapped { .. }));
-                self.refuse(error);
-            }
-        }
+    fn dealloc(&mut self, addr: DmaAddr) -> Result<(), Error> {
+        let done = self.reach.dealloc(addr);
+        // One that hardware does not forget is kept, and the driver's no more.
+        self.usage.queues -= usize::from(!matches!(done, Err(Error::NotMapped { .. })));
+        done
     }
 
     /// # Safety
     ///
     /// As of [`Hal::share`].
     #[expect(unsafe_code, reason = "it passes the contract of `Hal` on")]
-    unsafe fn share(&mut self, buffer: NonNull<[u8]>, direction: Direction) -> u64 {
-        let shared = match buffer.len() {
-            0 => Err(Error::NotSingle { pieces: 0 }),
-            // SAFETY: the caller promises the same.
-            _ => unsafe { self.reach.share(buffer, direction) },
-        };
-        match shared {
-            Ok(addr) => {
-                self.usage.buffers += 1;
-                addr.get()
-            }
-            Err(error) => {
-                self.refuse_buffer(error);
-                DmaAddr::REFUSED.get()
-            }
+    unsafe fn share(&mut self, buffer: NonNull<[u8]>, direction: Direction) -> Result<u64, Error> {
+        if buffer.is_empty() {
+            return Err(Error::NotSingle { pieces: 0 });
         }
+        // SAFETY: the caller promises the same.
+        let addr = unsafe { self.reach.share(buffer, direction) }?;
+        self.usage.buffers += 1;
+        Ok(addr.get())
     }
 
     /// # Safety
     ///
     /// As of [`Hal::unshare`].
     #[expect(unsafe_code, reason = "it passes the contract of `Hal` on")]
-    unsafe fn unshare(&mut self, addr: DmaAddr, buffer: NonNull<[u8]>, direction: Direction) {
+    unsafe fn unshare(
+        &mut self,
+        addr: DmaAddr,
+        buffer: NonNull<[u8]>,
+        direction: Direction,
+    ) -> Result<(), Error> {
         // SAFETY: the caller promises the same.
-        match unsafe { self.reach.unshare(addr, buffer, direction) } {
-            Ok(()) => self.usage.buffers -= 1,
-            Err(error) => {
-                // Shared no more, once hardware has forgotten it.
-                self.usage.buffers -= usize::from(matches!(error, Error::Quarantined { .. }));
-                self.refuse_buffer(error);
-            }
-        }
-    }
-
-    /// Refuses a buffer. A driver takes it back whatever the answer is, so that where hardware was
-    /// not seen to forget it, this waits until a flush succeeds: nothing else keeps it whole.
-    fn refuse_buffer(&mut self, error: Error) {
-        let is_reached = matches!(error, Error::Quarantined { .. });
-        self.refuse(error);
-        while is_reached && !self.reach.is_forgotten() {
-            core::hint::spin_loop();
-        }
+        let done = unsafe { self.reach.unshare(addr, buffer, direction) };
+        // Shared no more, once hardware has forgotten it.
+        let is_gone = matches!(done, Ok(()) | Err(Error::Quarantined { .. }));
+        self.usage.buffers -= usize::from(is_gone);
+        done
     }
 }
 
@@ -271,9 +239,34 @@ impl<L: RawMutex> VirtioSlot<L> {
         self.0.lock().as_mut().map(run)
     }
 
+    /// Does what may be refused, and tells of that without the lock. A buffer the driver takes back
+    /// whatever the answer is, so that where hardware was not seen to forget one, this waits until a
+    /// flush succeeds: nothing else keeps it whole.
+    fn try_with<R>(
+        &self,
+        is_of_buffer: bool,
+        run: impl FnOnce(&mut VirtioDma) -> Result<R, Error>,
+    ) -> Option<R> {
+        let done = self.with(|dma| {
+            let done = run(dma).map_err(|error| (error, dma.refused));
+            dma.usage.refused += usize::from(done.is_err());
+            done
+        });
+        let (error, refused) = match done? {
+            Ok(done) => return Some(done),
+            Err(refusal) => refusal,
+        };
+        let is_reached = is_of_buffer && matches!(error, Error::Quarantined { .. });
+        refused(error);
+        while is_reached && self.with(|dma| dma.reach.is_forgotten()) == Some(false) {
+            core::hint::spin_loop();
+        }
+        None
+    }
+
     /// [`Hal::dma_alloc`]; the address is 0 where there is no memory or no device.
     pub fn dma_alloc(&self, pages: usize) -> (u64, NonNull<u8>) {
-        self.with(|dma| dma.alloc(pages)).flatten().unwrap_or((0, NonNull::dangling()))
+        self.try_with(false, |dma| dma.alloc(pages)).unwrap_or((0, NonNull::dangling()))
     }
 
     /// [`Hal::dma_dealloc`]. The answer is always 0: a queue that hardware was not seen to forget
@@ -284,7 +277,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     /// As of [`Hal::dma_dealloc`]: nobody uses the pointer to the queue at `addr` any more.
     #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
     pub unsafe fn dma_dealloc(&self, addr: u64) -> i32 {
-        self.with(|dma| dma.dealloc(DmaAddr::new(addr)));
+        self.try_with(false, |dma| dma.dealloc(DmaAddr::new(addr)));
         0
     }
 
@@ -312,7 +305,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     pub unsafe fn share(&self, buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
         // SAFETY: the caller promises the same.
         let share = |dma: &mut VirtioDma| unsafe { dma.share(buffer, way(direction)) };
-        self.with(share).unwrap_or(DmaAddr::REFUSED.get())
+        self.try_with(true, share).unwrap_or(DmaAddr::REFUSED.get())
     }
 
     /// [`Hal::unshare`].
@@ -324,7 +317,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     pub unsafe fn unshare(&self, addr: u64, buffer: NonNull<[u8]>, direction: BufferDirection) {
         let addr = DmaAddr::new(addr);
         // SAFETY: the caller promises the same.
-        self.with(|dma| unsafe { dma.unshare(addr, buffer, way(direction)) });
+        self.try_with(true, |dma| unsafe { dma.unshare(addr, buffer, way(direction)) });
     }
 }
 

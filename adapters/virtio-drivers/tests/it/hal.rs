@@ -74,6 +74,21 @@ fn a_second_unshare_and_another_length_or_direction_are_refused_and_counted() {
 }
 
 #[test]
+fn who_is_told_of_a_refusal_may_look_at_what_the_device_has() {
+    hal! { struct Disk: parking_lot::RawMutex; }
+    let (done, refused) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (pool, _reach) = copying_pool(1 << 16);
+        let dma = VirtioDma::copying(pool, |_| assert_eq!(Disk::usage().refused, 1));
+        Disk::attach(dma).unwrap();
+        let addr = share::<Disk>(NonNull::slice_from_raw_parts(NonNull::dangling(), 0), WAY);
+        done.send((addr, Disk::usage().refused))
+    });
+    let refused = refused.recv_timeout(std::time::Duration::from_secs(20));
+    assert_eq!(refused, Ok((dmaspan::DmaAddr::REFUSED.get(), 1)));
+}
+
+#[test]
 fn a_buffer_whose_neighbours_an_untrusted_device_would_reach_is_refused_without_a_pool() {
     hal! { struct Disk: parking_lot::RawMutex; }
     let (dma, mut reach) = device(Trust::Untrusted);

@@ -353,9 +353,32 @@ impl fmt::Debug for Iotlbs {
 
 #[cfg(test)]
 mod tests {
-    use dmaspan::Iova;
+    use dmaspan::io_pgtable::{self, Arena, PageTable, X86_64, X86_64Config};
+    use dmaspan::{Iova, PhysAddr, Prot, iommu};
 
     use super::*;
+    use crate::TableIommu;
+
+    #[test]
+    fn a_map_over_what_is_mapped_lets_devices_at_nothing_that_is_to_be_waited_for() {
+        let tables = Arena::new(PhysAddr::new(1 << 45), 1 << 20);
+        let format = X86_64::new(X86_64Config::new(48, 52)).unwrap();
+        let iommu = TableIommu::new(PageTable::new(format, tables).unwrap()).unwrap();
+        let pages =
+            |first: u64, count: u64| IovaRange::from_len(Iova::new(first << 12), count << 12);
+        let map = |first, count| {
+            iommu.map(pages(first, count).unwrap(), GuestAddress(0), Prot::READ_WRITE)
+        };
+        map(2, 1).unwrap();
+        for (first, count) in [(0, 4), (1, 2), (2, 1), (2, 512), (0, 1024)] {
+            let Err(iommu::Error::Table(io_pgtable::Error::Occupied { leaf })) = map(first, count)
+            else {
+                panic!("{first} {count}");
+            };
+            assert_eq!(leaf, pages(2, 1).unwrap());
+        }
+        assert_eq!(iommu.shared.iotlbs.log.count.load(Ordering::SeqCst), 0);
+    }
 
     #[test]
     fn an_unmap_waits_for_no_access_that_began_after_it_to_what_is_mapped_anew() {

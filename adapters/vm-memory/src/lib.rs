@@ -124,6 +124,11 @@ impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
         let len = range.checked_len().unwrap_or(u64::MAX);
         let span = Span::new(PhysAddr::new(to.0), len).map_err(|_| self.outside(range))?;
         let _changes = self.shared.changes.lock();
+        // Before anything is mapped: what is taken back is waited for, and with the lock.
+        let taken = self.shared.domain.walk(range).next();
+        if let Some(leaf) = taken.and_then(|run| self.leaf_at(run.range.start())) {
+            return Err(io_pgtable::Error::Occupied { leaf }.into());
+        }
         #[expect(unsafe_code, reason = "lets device models at memory of the guest")]
         // SAFETY:
         // 1. All maps and unmaps of the domain take the lock above.

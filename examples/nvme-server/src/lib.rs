@@ -19,7 +19,7 @@ mod wire;
 
 pub use controller::{Controller, Counts};
 pub use disk::Disk;
-pub use listen::{listen, raise_limit};
+pub use listen::{Clients, listen, raise_limit};
 pub use memory::{GuestMemory, Observer};
 pub use session::{Report, Session};
 pub use wire::{Message, WireError};

@@ -1,14 +1,22 @@
 //! The socket and the limits of a process that serves.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs::{self, FileType};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use dmaspan_linux::client::ClientDescriptor;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, socket_with,
+};
 use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 
 /// Listens on a socket; one that nobody listens on any more is replaced. Nothing else that has the
@@ -28,6 +36,60 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
             UnixListener::bind(path)
         }
         listener => listener,
+    }
+}
+
+/// The most bytes that a client sends before it is served: no more than a socket has room for.
+const UNSERVED: usize = 1 << 20;
+
+/// The clients of a socket, one after the other.
+#[derive(Debug)]
+pub struct Clients {
+    listener: UnixListener,
+    waiting: RefCell<VecDeque<UnixStream>>,
+}
+
+impl Clients {
+    /// Those that come to `listener`.
+    pub fn of(listener: UnixListener) -> Self {
+        Self { listener, waiting: RefCell::default() }
+    }
+
+    /// The next one, when it has come.
+    ///
+    /// # Errors
+    ///
+    /// Of accept(2).
+    pub fn accept(&self) -> io::Result<UnixStream> {
+        match self.waiting.borrow_mut().pop_front() {
+            Some(client) => Ok(client),
+            None => Ok(self.listener.accept()?.0),
+        }
+    }
+
+    /// Sends those away that have sent descriptors before they are served: what lies unread in a
+    /// socket is open, and may be the end of the socket of a client that is served and is gone.
+    pub fn look_at_waiting(&self) {
+        let mut waiting = self.waiting.borrow_mut();
+        if self.listener.set_nonblocking(true).is_ok() {
+            while let Ok((client, _)) = self.listener.accept() {
+                waiting.push_back(client);
+            }
+        }
+        let _ = self.listener.set_nonblocking(false);
+        let mut bytes = vec![0; UNSERVED];
+        for client in mem::take(&mut *waiting) {
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let (mut none, mut all) =
+                (RecvAncillaryBuffer::default(), [IoSliceMut::new(&mut bytes)]);
+            let has_fds = recvmsg(&client, &mut all, &mut none, flags).is_ok_and(|sent| {
+                sent.flags.contains(ReturnFlags::CTRUNC) || sent.bytes == UNSERVED
+            });
+            match has_fds {
+                true => drop(ClientDescriptor::from(OwnedFd::from(client))),
+                false => waiting.push_back(client),
+            }
+        }
     }
 }
 

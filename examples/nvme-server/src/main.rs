@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use dmaspan_linux::client::ClientDescriptor;
-use dmaspan_nvme_server::{Disk, Session, listen, raise_limit};
+use dmaspan_nvme_server::{Clients, Disk, Session, listen, raise_limit};
 use dmaspan_vfio_user::{ClientDma, ClientFiles};
 
 /// Until what a client takes is tried again.
@@ -85,13 +85,14 @@ fn run(args: &Args) -> Result<(), String> {
     raise_limit();
     let files = if args.trust { ClientFiles::Any } else { ClientFiles::Sealed };
     let listener = listen(&args.socket).map_err(|error| failed(&args.socket, error))?;
+    let clients = Clients::of(listener);
     println!("{} blocks of 512 bytes at {}", disk.blocks(), args.socket.display());
     loop {
-        let (client, _) = until("a client", || listener.accept());
+        let client = until("a client", || clients.accept());
         let session = until("a session", || {
             Session::new(disk.try_clone()?, ClientDma::new(files), args.threads.into())
         });
-        let (report, ended) = session.serve(&client);
+        let (report, ended) = session.serve_beside(&client, &|| clients.look_at_waiting());
         drop(ClientDescriptor::from(OwnedFd::from(client)));
         println!("{report}");
         if let Err(why) = ended {

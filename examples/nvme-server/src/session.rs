@@ -128,8 +128,21 @@ impl Session {
     /// # Errors
     ///
     /// [`WireError`], with the report.
-    pub fn serve(mut self, socket: &UnixStream) -> (Report, Result<(), WireError>) {
-        let ended = self.answer_all(socket);
+    pub fn serve(self, socket: &UnixStream) -> (Report, Result<(), WireError>) {
+        self.serve_beside(socket, &|| ())
+    }
+
+    /// The same; `idle` is called every few seconds in which the client sends nothing.
+    ///
+    /// # Errors
+    ///
+    /// As of [`serve`](Self::serve).
+    pub fn serve_beside(
+        mut self,
+        socket: &UnixStream,
+        idle: &dyn Fn(),
+    ) -> (Report, Result<(), WireError>) {
+        let ended = self.answer_all(socket, idle);
         let _ = socket.shutdown(Shutdown::Both);
         // The client is gone, and nobody is told how that ends.
         let _ = self.controller.reset(BOUND);
@@ -138,10 +151,10 @@ impl Session {
         (self.report, ended)
     }
 
-    fn answer_all(&mut self, socket: &UnixStream) -> Result<(), WireError> {
+    fn answer_all(&mut self, socket: &UnixStream, idle: &dyn Fn()) -> Result<(), WireError> {
         socket.set_read_timeout(Some(BOUND))?;
         socket.set_write_timeout(Some(PATIENCE))?;
-        while let Some(message) = wire::receive(socket, &self.fds)? {
+        while let Some(message) = wire::receive(socket, &self.fds, idle)? {
             if let Some(answer) = self.answer(message) {
                 wire::reply(socket, &answer)?;
             }

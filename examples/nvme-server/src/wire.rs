@@ -122,7 +122,8 @@ pub enum WireError {
 /// Reads the next message; `None` where the client has ended. Its descriptors are counted by `of`.
 ///
 /// This waits as long as the client likes, unless descriptors of it do not close, or came with half
-/// a message: one of them may be the other end of the socket, which then never ends.
+/// a message: one of them may be the other end of the socket, which then never ends. `idle` is
+/// called when nothing has come for the time of the socket.
 ///
 /// # Errors
 ///
@@ -130,6 +131,7 @@ pub enum WireError {
 pub(crate) fn receive(
     socket: &UnixStream,
     of: &ClientDescriptors,
+    idle: &dyn Fn(),
 ) -> Result<Option<Message>, WireError> {
     let mut message = Message {
         id: 0,
@@ -140,7 +142,7 @@ pub(crate) fn receive(
         is_short_of_fds: false,
     };
     let mut header = [0; HEADER];
-    let got = fill(socket, &mut header, &mut message, of)?;
+    let got = fill(socket, &mut header, &mut message, (of, idle))?;
     if got == 0 {
         return Ok(None);
     }
@@ -154,7 +156,7 @@ pub(crate) fn receive(
     let body = usize::try_from(len).ok().and_then(|len| len.checked_sub(HEADER));
     let body = body.filter(|body| *body <= MAX_BODY).ok_or(WireError::Length { len })?;
     let mut bytes = vec![0; body];
-    let got = fill(socket, &mut bytes, &mut message, of)?;
+    let got = fill(socket, &mut bytes, &mut message, (of, idle))?;
     if got < body {
         return Err(WireError::Ended { got: HEADER + got });
     }
@@ -167,7 +169,7 @@ fn fill(
     socket: &UnixStream,
     bytes: &mut [u8],
     message: &mut Message,
-    of: &ClientDescriptors,
+    (of, idle): (&ClientDescriptors, &dyn Fn()),
 ) -> Result<usize, WireError> {
     let mut done = 0;
     while done < bytes.len() {
@@ -190,11 +192,11 @@ fn fill(
             Err(error) if error.kind() == ErrorKind::WouldBlock && !message.fds.is_empty() => {
                 return Err(WireError::Stopped { fds: message.fds.len() });
             }
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-            {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                idle();
                 continue;
             }
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             _ if unclosed > MOST_UNCLOSED => return Err(WireError::Unclosed { unclosed }),
             got => got?,
         };

@@ -174,6 +174,18 @@ fn a_client_that_leaves_its_own_end_of_the_socket_in_half_a_message_is_gone() {
 }
 
 #[test]
+fn a_client_that_leaves_its_end_of_the_socket_to_one_that_was_not_accepted_is_gone() {
+    let _alone = ALONE.lock();
+    let server = Server::start("left");
+    let (socket, other) = (server.connect(), server.connect());
+    ask(&socket, VERSION, b"\0\0\x01\0{}\0", &[]).unwrap();
+    send(&other, VERSION, 0, b"\0\0\x01\0{}\0", &[socket.as_fd()]);
+    drop((socket, other));
+    serve_a_good_client(&server);
+    server.settle(0);
+}
+
+#[test]
 fn random_sessions_with_every_kind_of_file_leave_a_server_that_serves() {
     let _alone = ALONE.lock();
     let count = std::env::var("DMASPAN_SESSIONS").map_or(2000, |count| count.parse().unwrap());

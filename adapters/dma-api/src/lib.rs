@@ -151,8 +151,8 @@ impl<L: RawMutex> DeviceOps<L> {
         sync: fn(&Device, &Mapping, u64, u64) -> Result<(), Error>,
     ) {
         let (addr, (offset, len)) = (handle.dma_addr().as_u64(), bytes);
-        // Held over the copy, since a handle names its mapping by numbers alone: who unmaps it waits.
-        // A pool that copies calls nothing of the device.
+        // Held over the copy, since a handle names its mapping by numbers alone: who unmaps it
+        // waits. A pool that copies calls nothing of the device.
         let held = self.held.lock();
         let of = held.mappings.get(&(addr, handle.size() as u64));
         let is_it = |mapping: &&Mapping| mapping.direction() == way(direction);

@@ -239,9 +239,9 @@ impl<L: RawMutex> VirtioSlot<L> {
         self.0.lock().as_mut().map(run)
     }
 
-    /// Does what may be refused, and tells of that without the lock. A buffer the driver takes back
-    /// whatever the answer is, so that where hardware was not seen to forget one, this waits until a
-    /// flush succeeds: nothing else keeps it whole.
+    /// Does what may be refused, and tells of that without the lock. A driver takes a buffer back
+    /// whatever the answer is, so that where hardware was not seen to forget one, this waits until
+    /// a flush succeeds: nothing else keeps it whole.
     fn try_with<R>(
         &self,
         is_of_buffer: bool,

@@ -112,9 +112,12 @@ unsafe fn fill<const CLEARS: bool>(from: *const u8, to: *mut u8, len: usize) {
         // They lie within what the caller has promised, but as addresses they need no proof.
         let (source, target, left) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
         let is_block = left >= BLOCK && may_be::<Word>(source, target);
-        // SAFETY: so many bytes of what the caller promised are left, and words may begin there.
-        let block =
-            if is_block { unsafe { cpu::block::<CLEARS>(source, target, left) } } else { 0 };
+        let block = if is_block {
+            // SAFETY: so many bytes of what the caller promised are left, and words may begin there.
+            unsafe { cpu::block::<CLEARS>(source, target, left) }
+        } else {
+            0
+        };
         at += if block > 0 {
             block
         } else if left >= size_of::<Word>() && may_be::<Word>(source, target) {

@@ -138,6 +138,11 @@ impl VirtioDma {
     /// What `find` returns is a pointer to as many bytes of these registers, for as long as `find`
     /// exists, and the program's alone.
     ///
+    /// # Context
+    ///
+    /// `find` runs under the lock of the `Hal`, as it is one thread's at a time, and must not call
+    /// that.
+    ///
     /// # Panics
     ///
     /// A transport that asks for registers for which `find` returns `None` panics: a `Hal` cannot
@@ -239,34 +244,38 @@ impl<L: RawMutex> VirtioSlot<L> {
         self.0.lock().as_mut().map(run)
     }
 
-    /// Does what may be refused, and tells of that without the lock. A driver takes a buffer back
-    /// whatever the answer is, so that where hardware was not seen to forget one, this waits until
-    /// a flush succeeds: nothing else keeps it whole.
-    fn try_with<R>(
-        &self,
-        is_of_buffer: bool,
-        run: impl FnOnce(&mut VirtioDma) -> Result<R, Error>,
-    ) -> Option<R> {
+    /// Does what may be refused, and tells of that without the lock.
+    ///
+    /// # Errors
+    ///
+    /// Whether hardware was not seen to forget what is refused.
+    fn try_with<R>(&self, run: impl FnOnce(&mut VirtioDma) -> Result<R, Error>) -> Result<R, bool> {
         let done = self.with(|dma| {
             let done = run(dma).map_err(|error| (error, dma.refused));
             dma.usage.refused += usize::from(done.is_err());
             done
         });
-        let (error, refused) = match done? {
-            Ok(done) => return Some(done),
-            Err(refusal) => refusal,
-        };
-        let is_reached = is_of_buffer && matches!(error, Error::Quarantined { .. });
-        refused(error);
-        while is_reached && self.with(|dma| dma.reach.is_forgotten()) == Some(false) {
+        done.ok_or(false)?.map_err(|(error, refused)| {
+            let is_reached = matches!(error, Error::Quarantined { .. });
+            refused(error);
+            is_reached
+        })
+    }
+
+    /// The same of a buffer. A driver takes it back whatever the answer is, so that where hardware
+    /// was not seen to forget it, this waits until a flush succeeds: nothing else keeps it whole.
+    fn try_buffer<R>(&self, run: impl FnOnce(&mut VirtioDma) -> Result<R, Error>) -> Option<R> {
+        let done = self.try_with(run);
+        while matches!(done, Err(true)) && self.with(|dma| dma.reach.is_forgotten()) == Some(false)
+        {
             core::hint::spin_loop();
         }
-        None
+        done.ok()
     }
 
     /// [`Hal::dma_alloc`]; the address is 0 where there is no memory or no device.
     pub fn dma_alloc(&self, pages: usize) -> (u64, NonNull<u8>) {
-        self.try_with(false, |dma| dma.alloc(pages)).unwrap_or((0, NonNull::dangling()))
+        self.try_with(|dma| dma.alloc(pages)).unwrap_or((0, NonNull::dangling()))
     }
 
     /// [`Hal::dma_dealloc`]. The answer is always 0: a queue that hardware was not seen to forget
@@ -277,7 +286,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     /// As of [`Hal::dma_dealloc`]: nobody uses the pointer to the queue at `addr` any more.
     #[expect(unsafe_code, reason = "it declares the contract of `Hal`")]
     pub unsafe fn dma_dealloc(&self, addr: u64) -> i32 {
-        self.try_with(false, |dma| dma.dealloc(DmaAddr::new(addr)));
+        let _ = self.try_with(|dma| dma.dealloc(DmaAddr::new(addr)));
         0
     }
 
@@ -305,7 +314,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     pub unsafe fn share(&self, buffer: NonNull<[u8]>, direction: BufferDirection) -> u64 {
         // SAFETY: the caller promises the same.
         let share = |dma: &mut VirtioDma| unsafe { dma.share(buffer, way(direction)) };
-        self.try_with(true, share).unwrap_or(DmaAddr::REFUSED.get())
+        self.try_buffer(share).unwrap_or(DmaAddr::REFUSED.get())
     }
 
     /// [`Hal::unshare`].
@@ -317,7 +326,7 @@ impl<L: RawMutex> VirtioSlot<L> {
     pub unsafe fn unshare(&self, addr: u64, buffer: NonNull<[u8]>, direction: BufferDirection) {
         let addr = DmaAddr::new(addr);
         // SAFETY: the caller promises the same.
-        self.try_with(true, |dma| unsafe { dma.unshare(addr, buffer, way(direction)) });
+        self.try_buffer(|dma| unsafe { dma.unshare(addr, buffer, way(direction)) });
     }
 }
 

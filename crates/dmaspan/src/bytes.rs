@@ -113,7 +113,8 @@ unsafe fn fill<const CLEARS: bool>(from: *const u8, to: *mut u8, len: usize) {
         let (source, target, left) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
         let is_block = left >= BLOCK && may_be::<Word>(source, target);
         let block = if is_block {
-            // SAFETY: so many bytes of what the caller promised are left, and words may begin there.
+            // SAFETY: so many bytes of what the caller promised are left, and words may begin
+            // there.
             unsafe { cpu::block::<CLEARS>(source, target, left) }
         } else {
             0

@@ -44,6 +44,32 @@ static bool wanted(const char *name)
  */
 static int counted_rounds;
 
+/*
+ * The operation that alone is counted, where PEERS_COUNTED_OP names one: the counter begins without counting,
+ * and is switched on and off. `map`, `unmap`, or `unmap_rest`: without look-ups of addresses.
+ */
+static const char *counted_op;
+static bool is_counting;
+
+static noinline __maybe_unused void count_toggle(void)
+{
+	unsigned long request[6] = { 0x43540002 };	/* CALLGRIND_TOGGLE_COLLECT */
+	unsigned long answer = 0;
+
+	__asm__ __volatile__("rolq $3, %%rdi; rolq $13, %%rdi; rolq $61, %%rdi; rolq $51, %%rdi\n\t"
+			     "xchgq %%rbx, %%rbx"
+			     : "+d"(answer) : "a"(request) : "cc", "memory");
+}
+
+/* Begins and ends what is counted, in every round but the first one. */
+static __maybe_unused void count_only(int round, const char *op)
+{
+	if (!counted_op || !round || strncmp(counted_op, op, strlen(op)))
+		return;
+	is_counting = !is_counting;
+	count_toggle();
+}
+
 static int timed(int rounds) { return counted_rounds ? min(counted_rounds, rounds) : rounds; }
 static __maybe_unused int warm_up(int rounds) { return counted_rounds ? 0 : rounds; }
 
@@ -86,6 +112,7 @@ static void bench_init(void)
 
 	if (getenv("PEERS_COUNTED_ROUNDS"))
 		counted_rounds = atoi(getenv("PEERS_COUNTED_ROUNDS"));
+	counted_op = getenv("PEERS_COUNTED_OP");
 	if (sched_getaffinity(0, sizeof(set), &set))
 		die("sched_getaffinity failed");
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)

@@ -42,6 +42,9 @@ static const struct container_case {
 	{ "256m_run", SZ_256M, 0, NEIGHBOURS, 1 },
 	{ "256m_thp", SZ_256M, 9, SCATTERED, 1 },
 	{ "1g_hugetlb", SZ_1G, 18, SCATTERED, 1 },
+	{ "1g_bar_by_1g", SZ_1G, 18, REGISTERS, 1 },
+	{ "1g_bar_by_2m", SZ_1G, 9, REGISTERS, 1 },
+	{ "1g_bar_by_4k", SZ_1G, 0, REGISTERS, 1 },
 };
 
 static const struct { const char *name; struct cost cost; } costs[] = {
@@ -118,11 +121,15 @@ static void bench(const struct container_case *c, struct cost cost, const char *
 	container_create(c, cost);
 	for (int round = -warm_up(2); round < timed(ROUNDS); round++) {
 		start = now_ns();
+		count_only(round, "map");
 		for (unsigned int nth = 0; nth < c->held; nth++)
 			map(c, nth);
+		count_only(round, "map");
 		mapped = now_ns();
+		count_only(round, "unmap");
 		for (unsigned int nth = 0; nth < c->held; nth++)
 			unmap(c, nth);
+		count_only(round, "unmap");
 		unmapped = now_ns();
 		if (round >= 0) {
 			map_ns[round] = (mapped - start) / c->held;

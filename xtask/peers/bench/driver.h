@@ -117,6 +117,19 @@ static phys_addr_t domain_iova_to_phys(struct iommu_domain *d, dma_addr_t iova)
 	return ops ? ops->iova_to_phys(ops, iova) : 0;
 }
 
+/* The same where it is left out of what is counted. */
+static phys_addr_t uncounted_iova_to_phys(struct iommu_domain *d, dma_addr_t iova)
+{
+	phys_addr_t pa;
+
+	if (!is_counting)
+		return domain_iova_to_phys(d, iova);
+	count_toggle();
+	pa = domain_iova_to_phys(d, iova);
+	count_toggle();
+	return pa;
+}
+
 static const struct iommu_flush_ops flush_ops = {
 	.tlb_flush_all = tlb_flush_all,
 	.tlb_flush_walk = tlb_flush_walk,
@@ -130,6 +143,13 @@ static const struct iommu_domain_ops domain_ops = {
 	.flush_iotlb_all = flush_iotlb_all,
 	.iova_to_phys = domain_iova_to_phys,
 };
+static const struct iommu_domain_ops uncounted_ops = {
+	.map_pages = domain_map,
+	.unmap_pages = domain_unmap,
+	.iotlb_sync = iotlb_sync,
+	.flush_iotlb_all = flush_iotlb_all,
+	.iova_to_phys = uncounted_iova_to_phys,
+};
 
 static void table_create(void)
 {
@@ -141,7 +161,7 @@ static void table_create(void)
 		.tlb = &flush_ops,
 	};
 	smmu.domain = (struct iommu_domain){
-		.ops = &domain_ops,
+		.ops = counted_op && !strcmp(counted_op, "unmap_rest") ? &uncounted_ops : &domain_ops,
 		.pgsize_bitmap = PGSIZES,
 		.geometry = { .aperture_end = DMA_BIT_MASK(48), .force_aperture = true },
 	};

@@ -1,17 +1,19 @@
 /*
  * The simulation of pins, the same as in crates/dmaspan-bench/benches/peers/pins.rs: a process has
  * memory in folios, and a pin finds them by the leaves of its page table. For each folio it adds to
- * a count. What else the kernel does is so many instructions.
+ * a count. What else the kernel does is so many instructions. Or it has registers of a device, which are
+ * followed leaf by leaf.
  */
 #include <sys/mman.h>
 #include "user_mm.h"
 
 #define FIRST_FRAME 0x100000000UL	/* at 16 TiB */
+#define REGISTERS_FRAME 0x200000000UL	/* at 32 TiB */
 #define USER 0x7e0000000000UL
 #define PLACES 4	/* folios that are scattered: one of so many places is used */
 #define STRIDE 40503UL	/* odd, so that each folio has a place of its own */
 
-enum lie { NEIGHBOURS, SCATTERED };
+enum lie { NEIGHBOURS, SCATTERED, REGISTERS };
 
 /* What a pin costs beside what is done here, in instructions; an unpin costs its pages alone. */
 struct cost { unsigned long call, page; };
@@ -20,8 +22,10 @@ static struct user {
 	unsigned int order;	/* log2 of the pages of a folio */
 	unsigned long leaves;
 	unsigned long *pfns;	/* where each folio begins */
+	unsigned long registers;	/* pages of a device, which take the place of memory */
 	struct cost cost;
 } user;
+static spinlock_t table_lock;	/* of the table that the registers' leaves are in */
 unsigned long kshim_first_pfn = FIRST_FRAME, kshim_frames;
 
 /* So many instructions, an even number. */
@@ -37,6 +41,11 @@ static void user_create(unsigned long pages, unsigned int order, enum lie lie, s
 	void *map;
 
 	user = (struct user){ .order = order, .leaves = pages >> order, .cost = cost };
+	if (lie == REGISTERS) {
+		user.registers = pages;
+		user.leaves = 0;
+		return;
+	}
 	user.pfns = malloc(user.leaves * sizeof(*user.pfns));
 	places = roundup_pow_of_two(user.leaves) * PLACES;
 	for (unsigned long n = 0; n < user.leaves; n++)
@@ -61,6 +70,8 @@ static void user_create(unsigned long pages, unsigned int order, enum lie lie, s
 /* Ends a user, of whom nothing may be pinned. */
 static void user_destroy(void)
 {
+	if (user.registers)
+		return;
 	for (unsigned long n = 0; n < user.leaves; n++)
 		if (pfn_to_page(user.pfns[n])->pins)
 			die("pages are still pinned");
@@ -150,4 +161,26 @@ void unpin_user_folio(struct folio *folio, unsigned long count)
 {
 	__atomic_fetch_sub(&folio->page.pins, count, __ATOMIC_RELAXED);
 	spend(count * user.cost.page);
+}
+
+/* ---- registers of a device, whose leaves are as large as its folios would be ---- */
+
+bool kshim_has_registers(unsigned long addr)
+{
+	return (addr - USER) >> PAGE_SHIFT < user.registers;
+}
+
+/* A look-up of an entry costs as much as the call of a pin. It holds the lock of the entry's table. */
+int kshim_follow(unsigned long addr, unsigned long *pfn, unsigned long *leaf_mask)
+{
+	spin_lock(&table_lock);
+	*pfn = REGISTERS_FRAME + ((addr - USER) >> PAGE_SHIFT);
+	*leaf_mask = ~((PAGE_SIZE << user.order) - 1);
+	spend(user.cost.call);
+	return 0;
+}
+
+void kshim_follow_end(void)
+{
+	spin_unlock(&table_lock);
 }

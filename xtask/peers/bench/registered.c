@@ -2,7 +2,8 @@
  * Linux's registered buffers, as a ring calls them: a table of buffers registered and taken away, and
  * parts of a buffer imported, over simulated pins: `registered registered [CASE...]`
  *
- * Beside the times, `registered registered same` prints where buffers and parts of them are.
+ * Beside the times, `registered registered same` prints where buffers and parts of them are, and
+ * `registered registered clones` what two rings of a user charge for buffers that share a large folio.
  */
 #include "bench.h"
 #include "ring.h"
@@ -11,6 +12,8 @@
 
 int kshim_ring_init(struct io_ring_ctx *ring);
 bool kshim_ring_free(struct io_ring_ctx *ring);
+int kshim_ring_clone(struct io_ring_ctx *from, unsigned int nth, struct io_ring_ctx *ring,
+		     unsigned int slot);
 
 #define FORMAT "registered"
 #define TABLE_MOST 1024	/* buffers of a table */
@@ -45,7 +48,7 @@ static const struct { const char *name; struct cost cost; } costs[] = {
 };
 
 static const struct { const char *name; unsigned long bytes; } parts[] = {
-	{ "4k", SZ_4K }, { "64k", SZ_64K }, { "1m", SZ_1M },
+	{ "4k", SZ_4K }, { "64k", SZ_64K }, { "1m", SZ_1M }, { "8m", SZ_8M },
 };
 
 /* ---- a ring ---- */
@@ -300,14 +303,105 @@ static void print_same(const struct kind *kind)
 	ring_destroy();
 }
 
+/* ---- what a user is charged for clones ---- */
+
+static struct io_ring_ctx rings[2];
+
+static void rings_create(void)
+{
+	user_create(512, 9, NEIGHBOURS, costs[0].cost);
+	for (int i = 0; i < 2; i++) {
+		memset(&rings[i], 0, sizeof(rings[i]));
+		if (kshim_ring_init(&rings[i]))
+			die(FORMAT ": no room for a ring");
+		rings[i].user = &owner;
+		rings[i].mm_account = current->mm;
+	}
+}
+
+/* A ring gets a table of halves of the folio: the first `n` from `half` on. */
+static void register_halves(struct io_ring_ctx *to, unsigned int half, unsigned int n)
+{
+	struct iovec table[2];
+
+	for (unsigned int i = 0; i < n; i++)
+		table[i] = (struct iovec){ (void *)(USER + (half + i) * SZ_1M), SZ_1M };
+	if (io_sqe_buffers_register(to, table, n, NULL))
+		die(FORMAT ": halves of a folio are not registered");
+}
+
+/* The buffer of a slot is taken away: an update with nothing. */
+static void take_away(struct io_ring_ctx *from, unsigned int slot)
+{
+	struct iovec nothing = { };
+	struct io_uring_rsrc_update2 update = {
+		.offset = slot, .data = (unsigned long)&nothing, .nr = 1,
+	};
+
+	if (io_register_rsrc_update(from, &update, sizeof(update), IORING_RSRC_BUFFER) != 1)
+		die(FORMAT ": a buffer is not taken away");
+}
+
+static void print_charged(const char *what)
+{
+	printf("  %s: %ld pages charged, the folio is %spinned\n", what, owner.locked_vm.counter,
+	       user_pins() ? "" : "not ");
+}
+
+/* Whether the account is as it should be at the end. */
+static void print_end(void)
+{
+	long left = owner.locked_vm.counter;
+
+	printf("  => %s\n\n", left ? "as found" : "not in this Linux");
+	owner.locked_vm.counter = 0;
+	current->mm->pinned_vm.counter = 0;
+	user_destroy();
+}
+
+static int print_clones(void)
+{
+	rings_create();
+	printf("io_uring: a clone that outlives its original gives back what a neighbour still pins\n");
+	register_halves(&rings[0], 0, 2);
+	print_charged("a ring registers both halves of a folio");
+	if (kshim_ring_clone(&rings[0], 1, &rings[1], 0))
+		die(FORMAT ": not cloned");
+	print_charged("another ring clones the second half");
+	take_away(&rings[0], 1);
+	print_charged("the first ring takes the second half away");
+	io_sqe_buffers_unregister(&rings[1]);
+	print_charged("the other ring takes its clone away");
+	io_sqe_buffers_unregister(&rings[0]);
+	print_charged("the first ring takes the first half away");
+	print_end();
+
+	rings_create();
+	printf("io_uring: a clone beside a buffer that its ring registered is never given back\n");
+	register_halves(&rings[0], 0, 1);
+	register_halves(&rings[1], 1, 1);
+	print_charged("two rings register a half of a folio each");
+	if (kshim_ring_clone(&rings[0], 0, &rings[1], 1))
+		die(FORMAT ": not cloned");
+	print_charged("the second ring clones the first one's half");
+	io_sqe_buffers_unregister(&rings[0]);
+	print_charged("the first ring takes its half away");
+	io_sqe_buffers_unregister(&rings[1]);
+	print_charged("the second ring takes both halves away");
+	print_end();
+	return bench_exit();
+}
+
 int main(int argc, char **argv)
 {
 	char name[64];
 
 	if (argc < 2 || strcmp(argv[1], FORMAT))
-		die("usage: registered " FORMAT " [same | CASE...]");
+		die("usage: registered " FORMAT " [same | clones | CASE...]");
 	wanted_cases = argv + 2;
 	bench_init();
+	if (argc == 3 && !strcmp(argv[2], "clones"))
+		return print_clones();
 	for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
 		if (argc == 3 && !strcmp(argv[2], "same")) {
 			print_same(&kinds[i]);

@@ -119,6 +119,7 @@ int main(int argc, char **argv)
 		{ "pair_4k", { SZ_4K, 1 } },
 #ifndef COPY
 		{ "burst64_4k", { SZ_4K, 64 } },
+		{ "burst256_4k", { SZ_4K, 256 } },
 		{ "burst4096_4k", { SZ_4K, 4096 } },
 		{ "pair_64k", { SZ_64K, 1 } },
 #endif

@@ -88,11 +88,15 @@ static void bench_ranges(const char *name, enum how how, size_t pgsize, size_t n
 	for (int round = -warm_up(2); round < timed(ROUNDS); round++) {
 		double start = now_ns(), mapped, unmapped;
 
+		count_only(round, "map");
 		for (size_t i = 0; i < ranges; i++)
 			map_range(how, iova_base + i * bytes, pa_base + i * bytes, pgsize, n);
+		count_only(round, "map");
 		mapped = now_ns();
+		count_only(round, "unmap");
 		for (size_t i = 0; i < ranges; i++)
 			unmap_range(how, iova_base + i * bytes, pgsize, n);
+		count_only(round, "unmap");
 		unmapped = now_ns();
 		if (round >= 0) {
 			map_ns[round] = (mapped - start) / ranges;
@@ -261,6 +265,11 @@ static const struct range_case {
 	{ "4k_64_paged", SINGLE, SZ_4K, 64 },
 	{ "4k_256_paged", SINGLE, SZ_4K, 256 },
 	{ "4k_512_paged", SINGLE, SZ_4K, 512 },
+	{ "4k_1_core", CORE, SZ_4K, 1 },
+	{ "4k_8_core", CORE, SZ_4K, 8 },
+	{ "4k_32_core", CORE, SZ_4K, 32 },
+	{ "4k_64_core", CORE, SZ_4K, 64 },
+	{ "4k_256_core", CORE, SZ_4K, 256 },
 	{ "64k_512", RANGE, SZ_64K, 512 },
 	{ "1m_512", RANGE, SZ_1M, 512 },
 	{ "2m_1", RANGE, SZ_2M, 1 },

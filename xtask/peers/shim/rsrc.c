@@ -4,8 +4,8 @@
  * files io_pin_pages() and iov_iter_bvec(). The memory is a process's whose pins are simulated
  * elsewhere.
  *
- * What no benchmark calls (files, buffers that a block driver lends, clones, vectors) compiles, and
- * ends the program if it is called.
+ * What nobody calls (files, buffers that a block driver lends, vectors) compiles, and ends the program
+ * if it is called.
  */
 #include "blocks.h"
 #include "ring.h"
@@ -75,7 +75,7 @@ static inline struct iovec *iovec_from_user(const struct iovec *from, unsigned l
 #define io_is_compat(ctx) false
 #define IOU_COMPLETE 0
 
-/* ---- called by no benchmark ---- */
+/* ---- called by nobody ---- */
 
 struct request;
 struct req_iterator { int unused; };
@@ -159,6 +159,26 @@ int io_fixed_fd_install(struct io_kiocb *req, unsigned int flags, struct file *f
 #if LINUX >= 606
 io_req_flags_t io_file_get_flags(struct file *file) { BUG(); }
 #endif
+
+/* A buffer of a ring gets a slot of another, too, as a request for a clone has it. */
+int kshim_ring_clone(struct io_ring_ctx *from, unsigned int nth, struct io_ring_ctx *ring,
+		     unsigned int slot)
+{
+#if LINUX >= 702
+	struct io_uring_clone_buffers request = {
+		.flags = IORING_REGISTER_DST_REPLACE, .src_off = nth, .dst_off = slot, .nr = 1,
+	};
+	int err;
+
+	lock_two_rings(ring, from);
+	err = io_clone_buffers(ring, from, &request);
+	mutex_unlock(&ring->uring_lock);
+	mutex_unlock(&from->uring_lock);
+	return err;
+#else
+	return -ENOSYS;
+#endif
+}
 
 /* ---- a ring begins and ends, as io_uring.c has it ---- */
 

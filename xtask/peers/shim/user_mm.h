@@ -63,4 +63,9 @@ int pin_user_pages_fast(unsigned long start, int count, unsigned int flags, stru
 void unpin_user_pages(struct page **pages, unsigned long count);
 void unpin_user_folio(struct folio *folio, unsigned long count);
 
+/* a process's registers of a device, which one leaf after the other of its page table leads to */
+bool kshim_has_registers(unsigned long addr);
+int kshim_follow(unsigned long addr, unsigned long *pfn, unsigned long *leaf_mask);
+void kshim_follow_end(void);
+
 #endif

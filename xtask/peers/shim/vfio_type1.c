@@ -1,8 +1,8 @@
 /*
  * Linux's container, VFIO type1, with what it alone expects around it. Its memory is a process's
- * whose pins are simulated elsewhere, all of it is memory, and nothing waits for anything.
+ * whose pins are simulated elsewhere, or registers of a device, and nothing waits for anything.
  *
- * What no benchmark calls (device memory, emulated devices, dirty bitmaps, capabilities) compiles,
+ * What no benchmark calls (emulated devices, dirty bitmaps, capabilities) compiles,
  * and ends the program if it is called.
  */
 #include "user_mm.h"
@@ -85,7 +85,7 @@ static noinline int __account_locked_vm(struct mm_struct *mm, unsigned long page
 	return 0;
 }
 
-/* ---- its memory: all frames of the simulation are memory, and nobody reserved one ---- */
+/* ---- its memory: nobody reserved a frame of the simulation, and registers have none ---- */
 
 extern unsigned long kshim_first_pfn, kshim_frames;
 #define pfn_valid(pfn) ((pfn) - kshim_first_pfn < kshim_frames)
@@ -94,7 +94,7 @@ extern unsigned long kshim_first_pfn, kshim_frames;
 #define memdesc_section(flags) 0UL
 #define page_to_section(page) 0UL
 
-struct vm_area_struct { unsigned long vm_flags; };
+struct vm_area_struct { unsigned long vm_flags; struct mm_struct *vm_mm; };
 struct follow_pfnmap_args {
 	struct vm_area_struct *vma;
 	unsigned long address, pfn, addr_mask;
@@ -104,9 +104,14 @@ struct follow_pfnmap_args {
 #define FAULT_FLAG_WRITE 0x1u
 #define FAULT_FLAG_REMOTE 0x80u
 #define untagged_addr_remote(mm, addr) (addr)
-#define vma_lookup(mm, addr) ((struct vm_area_struct *)NULL)	/* what is no memory is nothing */
-#define follow_pfnmap_start(args) ({ (void)(args); -EFAULT; })
-#define follow_pfnmap_end(args) ((void)(args))
+static struct vm_area_struct kshim_registers = { VM_PFNMAP, &kshim_mm };
+#define vma_lookup(mm, addr) (kshim_has_registers(addr) ? &kshim_registers : NULL)
+static int follow_pfnmap_start(struct follow_pfnmap_args *args)
+{
+	args->writable = true;
+	return kshim_follow(args->address, &args->pfn, &args->addr_mask);
+}
+#define follow_pfnmap_end(args) ((void)(args), kshim_follow_end())
 #define fixup_user_fault(mm, addr, flags, unlocked) ({ (void)(unlocked); -EFAULT; })
 #define kthread_use_mm(mm) BUG()
 #define kthread_unuse_mm(mm) BUG()

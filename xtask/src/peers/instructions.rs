@@ -12,6 +12,9 @@ use super::plan::{BUILDS, Comparison, Peer, Versus};
 /// Rounds of the two counts of a case, whose difference is of rounds alone.
 const ROUNDS: [u32; 2] = [1, 3];
 
+/// A map and its unmap, or what else a case has: all that a round does.
+const PAIR: &str = "pair";
+
 /// A case that was counted: instructions of a map and an unmap, or of what else the case has.
 pub(super) struct Count {
     case: String,
@@ -38,16 +41,7 @@ pub(super) fn count(
     own: &Path,
     is_built: impl Fn(&Comparison, &Peer) -> bool,
 ) -> Result<Vec<Count>, String> {
-    let mut counted: BTreeMap<(String, String, String), f64> = BTreeMap::new();
-    let mut once = |program: &Path, format: &str, case: &str| {
-        let name = (program.display().to_string(), format.to_owned(), case.to_owned());
-        if let Some(&count) = counted.get(&name) {
-            return Ok(count);
-        }
-        let count = instructions(program, format, case)?;
-        counted.insert(name, count);
-        Ok::<f64, String>(count)
-    };
+    let mut counter = Counter::default();
     let mut counts: Vec<Count> = Vec::new();
     for comparison in comparisons {
         let Versus::Linux(peer) = comparison.versus else { continue };
@@ -60,27 +54,70 @@ pub(super) fn count(
         let mut theirs = f64::INFINITY;
         for build in BUILDS {
             let program = work.join(comparison.version).join(build).join(peer.program);
-            theirs = theirs.min(once(&program, peer.format, &comparison.their_case)?);
+            let count = counter.count(&program, peer.format, &comparison.their_case, PAIR)?;
+            theirs = theirs.min(count);
         }
-        let own = once(own, comparison.format, &comparison.case)?;
+        let own = counter.count(own, comparison.format, &comparison.case, PAIR)?;
         counts.push(Count { case, peer: name, theirs, own });
     }
     Ok(counts)
 }
 
-/// Instructions of an operation, from what more rounds take more.
-fn instructions(program: &Path, format: &str, case: &str) -> Result<f64, String> {
-    let [(first, _), (second, operations)] = [
-        collected(program, format, case, ROUNDS[0])?,
-        collected(program, format, case, ROUNDS[1])?,
-    ];
-    Ok((second - first) / f64::from(ROUNDS[1] - ROUNDS[0]) / operations)
+/// What was counted, so that nothing is twice.
+#[derive(Default)]
+pub(super) struct Counter {
+    counted: BTreeMap<(String, String, String, &'static str), f64>,
 }
 
-/// The instructions of a process with so many rounds, and the operations of a round.
-fn collected(program: &Path, format: &str, case: &str, rounds: u32) -> Result<(f64, f64), String> {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+impl Counter {
+    /// Instructions of an operation: a pair from what more rounds take more, and a map or an unmap
+    /// as the program has it counted alone.
+    ///
+    /// # Errors
+    ///
+    /// The program failed, or valgrind printed no count, in one line.
+    pub(super) fn count(
+        &mut self,
+        program: &Path,
+        format: &str,
+        case: &str,
+        operation: &'static str,
+    ) -> Result<f64, String> {
+        let name = (program.display().to_string(), format.to_owned(), case.to_owned(), operation);
+        if let Some(&count) = self.counted.get(&name) {
+            return Ok(count);
+        }
+        let count = if operation == PAIR {
+            let [(first, _), (second, operations)] = [
+                collected(program, format, case, ROUNDS[0], None)?,
+                collected(program, format, case, ROUNDS[1], None)?,
+            ];
+            (second - first) / f64::from(ROUNDS[1] - ROUNDS[0]) / operations
+        } else {
+            // The first round is not counted, and what it leaves behind is there in the second.
+            let (count, operations) = collected(program, format, case, 2, Some(operation))?;
+            count / operations
+        };
+        self.counted.insert(name, count);
+        Ok(count)
+    }
+}
+
+/// The instructions of a process with so many rounds, or of one operation in all but the first of
+/// them; and the operations of a round.
+fn collected(
+    program: &Path,
+    format: &str,
+    case: &str,
+    rounds: u32,
+    only: Option<&str>,
+) -> Result<(f64, f64), String> {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    if let Some(operation) = only {
+        valgrind.arg("--collect-atstart=no").env("PEERS_COUNTED_OP", operation);
+    }
+    let output = valgrind
         .arg(program)
         .args([format, case])
         .env("PEERS_COUNTED_ROUNDS", rounds.to_string())

@@ -11,6 +11,7 @@ mod contention;
 mod instructions;
 mod plan;
 mod samples;
+mod series;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use std::process::{Command, Stdio};
 
 use plan::{BUILDS, Comparison, Peer, Versus};
 use samples::Samples;
+use series::Series;
 
 use crate::{Checked, Outcome};
 
@@ -62,6 +64,8 @@ pub struct Options {
     pub instructions: bool,
     /// Whose accesses to what several CPUs write are counted, where they are.
     pub contention: Option<Traced>,
+    /// The series for Linux that are shown beside the versions before and behind them.
+    pub series: Vec<&'static Series>,
     /// How long an invalidation of the whole DMA API takes, in nanoseconds.
     pub invalidation_ns: u64,
     /// Whether tables are compared, and not times.
@@ -78,6 +82,10 @@ pub struct Options {
 const TIMING: [&str; 6] =
     ["--runs", "--format", "--instructions", "--contention", "--program", "--invalidation-ns"];
 
+/// Options whose place a series takes.
+const SERIES_HAVE: [&str; 5] =
+    ["--linux", "--case", "--invalidation-ns", "--seed", "--configurations"];
+
 impl Options {
     /// Reads the command line's arguments behind `peers`.
     ///
@@ -93,6 +101,7 @@ impl Options {
             case: String::new(),
             instructions: false,
             contention: None,
+            series: Vec::new(),
             invalidation_ns: 0,
             bytes: false,
             findings: false,
@@ -100,7 +109,8 @@ impl Options {
             configurations: None,
         };
         let mut timing = None;
-        let mut arguments = arguments.iter();
+        let mut chosen = None;
+        let mut arguments = arguments.iter().peekable();
         while let Some(&name) = arguments.next() {
             if matches!(name, "--bytes" | "--findings") {
                 options.bytes = true;
@@ -116,6 +126,16 @@ impl Options {
                     options.contention.get_or_insert(Traced::Cases);
                 }
                 continue;
+            }
+            if name == "--series" {
+                options.series = match arguments.next_if(|next| !next.starts_with("--")) {
+                    Some(names) => series::named(names)?,
+                    None => series::ALL.iter().collect(),
+                };
+                continue;
+            }
+            if SERIES_HAVE.contains(&name) {
+                chosen = Some(name);
             }
             let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
             match (name, *value) {
@@ -138,7 +158,18 @@ impl Options {
                 _ => return Err(format!("there is no option `{name}`")),
             }
         }
-        options.checked(timing)
+        let chosen = chosen.or(options.instructions.then_some("--instructions"));
+        match chosen.or(options.bytes.then_some("--bytes")) {
+            _ if options.series.is_empty() => options.checked(timing),
+            None if options.contention.is_none() => {
+                options.linux = series::versions(&options.series);
+                Ok(options)
+            }
+            other => {
+                let other = other.unwrap_or("--contention");
+                Err(format!("`{other}` and `--series` exclude each other"))
+            }
+        }
     }
 
     /// The same, unless some of them exclude each other; `timing` is one that is not for bytes.
@@ -193,18 +224,22 @@ pub fn run(options: &Options) -> Checked {
     if let Some(traced) = &options.contention {
         return count_contention(options, traced);
     }
-    let comparisons = plan::comparisons(&options.case);
+    let comparisons = if options.series.is_empty() {
+        plan::with_each(plan::comparisons(&options.case), &options.linux)
+    } else {
+        series::comparisons(&options.series)
+    };
     if comparisons.is_empty() {
         return Err(format!(
             "no case contains `{}`; they are like lpae/4k_512, and xtask/peers/README.md has all",
             options.case
         ));
     }
-    if options.instructions && !instructions::are_counted() {
+    let is_counted = options.instructions || !options.series.is_empty();
+    if is_counted && !instructions::are_counted() {
         let why = "instructions are counted by valgrind, which is not installed";
         return Ok(Outcome::Skipped(why.to_owned()));
     }
-    let comparisons = plan::with_each(comparisons, &options.linux);
     let own = build_own()?;
     let built: Built =
         options.linux.iter().map(|&version| build(options, version)).collect::<Result<_, _>>()?;
@@ -224,23 +259,11 @@ pub fn run(options: &Options) -> Checked {
         return Ok(Outcome::Passed);
     }
 
-    let mut samples = Samples::default();
-    for nth in 1..=options.runs {
-        eprintln!("peers: run {nth} of {}", options.runs);
-        let mut done = BTreeSet::new();
-        for one in &comparisons {
-            if let Some(peer) = one.linux()
-                && is_built(one, peer)
-                && done.insert(plan::who(one.version, peer))
-            {
-                run_peer(options, (one.version, peer), &comparisons, &mut samples)?;
-            }
-            if done.insert(one.format.to_owned()) {
-                run_own(options, &own, one.format, &comparisons, &mut samples)?;
-            }
-        }
+    let samples = measure(options, &own, &comparisons, is_built)?;
+    if !options.series.is_empty() {
+        crate::say(series::report(options, &own, &samples, &built)?.trim_end());
+        return Ok(Outcome::Passed);
     }
-
     let rows = table::rows(&comparisons, &samples);
     match options.output {
         Output::Json => crate::say(&table::json(&rows)),
@@ -250,6 +273,32 @@ pub fn run(options: &Options) -> Checked {
     }
     skip_absent(&comparisons, is_built);
     Ok(Outcome::Passed)
+}
+
+/// Times both sides in turn.
+fn measure(
+    options: &Options,
+    own: &Path,
+    comparisons: &[Comparison],
+    is_built: impl Fn(&Comparison, &Peer) -> bool,
+) -> Result<Samples, String> {
+    let mut samples = Samples::default();
+    for nth in 1..=options.runs {
+        eprintln!("peers: run {nth} of {}", options.runs);
+        let mut done = BTreeSet::new();
+        for one in comparisons {
+            if let Some(peer) = one.linux()
+                && is_built(one, peer)
+                && done.insert(plan::who(one.version, peer))
+            {
+                run_peer(options, (one.version, peer), comparisons, &mut samples)?;
+            }
+            if done.insert(one.format.to_owned()) {
+                run_own(options, own, one.format, comparisons, &mut samples)?;
+            }
+        }
+    }
+    Ok(samples)
 }
 
 /// Counts what CPUs do to each other, and prints it.
@@ -465,6 +514,7 @@ mod tests {
             case: "lpae/4k".into(),
             instructions: false,
             contention: None,
+            series: Vec::new(),
             invalidation_ns: 0,
             bytes: false,
             findings: false,
@@ -472,6 +522,13 @@ mod tests {
             configurations: None,
         };
         assert_eq!(options, expected);
+        assert_eq!(parse("--series --runs 2").unwrap().series.len(), 5);
+        let options = parse("--runs 2 --series registered --format json").unwrap();
+        assert_eq!((options.series.len(), options.linux), (1, vec!["6.1", "6.12"]));
+        for wrong in ["x", "--linux 7.2", "--instructions", "--bytes", "--contention", "--case v7s"]
+        {
+            assert!(parse(&format!("--series {wrong}")).is_err(), "{wrong}");
+        }
         let options = parse("--bytes --seed 7 --configurations 100 --case v7s").unwrap();
         assert!(options.bytes && options.case == "v7s");
         assert_eq!((options.seed, options.configurations), (Some(7), Some(100)));

@@ -19,7 +19,8 @@ pub(super) struct Peer {
     pub(super) format: &'static str,
 }
 
-const IO_PGTABLE_ARM: Peer = Peer { name: "io-pgtable-arm", program: "io_pgtable", format: "lpae" };
+pub(super) const IO_PGTABLE_ARM: Peer =
+    Peer { name: "io-pgtable-arm", program: "io_pgtable", format: "lpae" };
 const IO_PGTABLE_ARM_V7S: Peer =
     Peer { name: "io-pgtable-arm-v7s", program: "io_pgtable", format: "v7s" };
 const GENERIC_PT_VTDSS: Peer =
@@ -30,18 +31,19 @@ const GENERIC_PT_AMDV1: Peer =
     Peer { name: "generic_pt amdv1", program: "generic_pt", format: "amdv1" };
 
 const IOVA: Peer = Peer { name: "iova.c", program: "iova", format: "iova" };
-const SWIOTLB: Peer = Peer { name: "swiotlb.c", program: "swiotlb", format: "swiotlb" };
+pub(super) const SWIOTLB: Peer = Peer { name: "swiotlb.c", program: "swiotlb", format: "swiotlb" };
 const SWIOTLB_COPY: Peer =
     Peer { name: "swiotlb.c, copies in", program: "swiotlb_copy", format: "swiotlb_copy" };
 const DMA_IOMMU_ARM: Peer =
     Peer { name: "dma-iommu.c, arm", program: "dma_lpae", format: "dma_lpae" };
 const DMA_IOMMU_VTDSS: Peer =
     Peer { name: "dma-iommu.c, vtdss", program: "dma_vtdss", format: "dma_vtdss" };
-const TYPE1_ARM: Peer =
+pub(super) const TYPE1_ARM: Peer =
     Peer { name: "vfio type1, arm", program: "container_lpae", format: "container_lpae" };
 const TYPE1_VTDSS: Peer =
     Peer { name: "vfio type1, vtdss", program: "container_vtdss", format: "container_vtdss" };
-const RSRC: Peer = Peer { name: "io_uring rsrc.c", program: "registered", format: "registered" };
+pub(super) const RSRC: Peer =
+    Peer { name: "io_uring rsrc.c", program: "registered", format: "registered" };
 
 /// dmaspan's formats, in the order of the table, and what each is compared with.
 const FORMATS: [(&str, &[&Peer]); 5] = [
@@ -281,6 +283,17 @@ impl Comparison {
 
     pub(super) fn name(&self) -> String {
         format!("{}/{}", self.format, self.case)
+    }
+
+    /// A case of a format with a part of a version of Linux, which calls it otherwise.
+    pub(super) fn with(
+        (format, case): (&'static str, &str),
+        operation: &'static str,
+        version: &'static str,
+        (peer, theirs): (&'static Peer, &str),
+    ) -> Self {
+        let versus = (Versus::Linux(peer), theirs, "");
+        Self { version, goal: None, ..against(format, case, operation, versus) }
     }
 
     /// The same with another version of Linux, with which the name of the peer begins. No goal is

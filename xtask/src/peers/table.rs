@@ -144,7 +144,7 @@ fn time(ns: f64) -> String {
 }
 
 /// Three digits, or all before the point.
-fn digits(value: f64) -> String {
+pub(super) fn digits(value: f64) -> String {
     match value {
         ..10.0 => format!("{value:.2}"),
         10.0..100.0 => format!("{value:.1}"),

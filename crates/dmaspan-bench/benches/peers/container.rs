@@ -6,7 +6,6 @@
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use dmaspan::account::Counting;
 use dmaspan::container::type1::{Client, Type1, uapi};
@@ -24,7 +23,7 @@ use super::memory::{List, Memory};
 use super::pins::{Cost, Lie, SimulatedPins, USER, User};
 use super::slab;
 use super::{ROUNDS, SZ_1G, SZ_2M, SZ_4K, SZ_64K};
-use super::{is_wanted, measure};
+use super::{is_wanted, measure, one_then_the_other};
 
 const IOVA: u64 = 0x40_0000_0000;
 /// What a process may lock, more than it has.
@@ -51,7 +50,7 @@ const fn case(name: &'static str, bytes: u64, order: u32, lie: Lie, held: u64) -
 }
 
 /// Each is measured with cheap pins and with dear ones.
-const CASES: [Case; 9] = [
+const CASES: [Case; 12] = [
     case("4k", SZ_4K, 0, Lie::Scattered, 1024),
     case("64k_base", SZ_64K, 0, Lie::Scattered, 256),
     case("64k_folio", SZ_64K, 4, Lie::Scattered, 256),
@@ -61,6 +60,9 @@ const CASES: [Case; 9] = [
     case("256m_run", SZ_256M, 0, Lie::Neighbours, 1),
     case("256m_thp", SZ_256M, 9, Lie::Scattered, 1),
     case("1g_hugetlb", SZ_1G, 18, Lie::Scattered, 1),
+    case("1g_bar_by_1g", SZ_1G, 18, Lie::Registers, 1),
+    case("1g_bar_by_2m", SZ_1G, 9, Lie::Registers, 1),
+    case("1g_bar_by_4k", SZ_1G, 0, Lie::Registers, 1),
 ];
 const COSTS: [(&str, Cost); 2] =
     [("cheap", Cost { call: 100, page: 4 }), ("dear", Cost { call: 1000, page: 200 })];
@@ -143,12 +145,11 @@ where
     fn bench(&self, name: &str, case: Case, cost: Cost) {
         let process = self.process(case, cost);
         measure(name, ["map", "unmap", "pair"], (2, ROUNDS), case.held, || {
-            let start = Instant::now();
-            (0..case.held).for_each(|nth| process.map(case, nth));
-            let mapped = start.elapsed();
-            (0..case.held).for_each(|nth| process.unmap(case, nth));
-            let both = start.elapsed();
-            [mapped, both - mapped, both]
+            let [map, unmap] = one_then_the_other(
+                || (0..case.held).for_each(|nth| process.map(case, nth)),
+                || (0..case.held).for_each(|nth| process.unmap(case, nth)),
+            );
+            [map, unmap, map + unmap]
         });
         process.check_empty();
     }

@@ -7,6 +7,7 @@
 
 mod container;
 mod contention;
+mod counted;
 mod cpu;
 mod dma;
 mod domain;
@@ -454,11 +455,6 @@ fn invalidate(invalidation: &Invalidation<'_>) {
 
 const MAP_UNMAP: [&str; 2] = ["map", "unmap"];
 
-/// How many rounds there are under a counter of instructions.
-fn counted_rounds() -> Option<u32> {
-    env::var("PEERS_COUNTED_ROUNDS").ok().and_then(|text| text.parse().ok())
-}
-
 /// Times operations on `count` things in each round, some of which warm up before, and prints the
 /// median of each as a line.
 ///
@@ -471,8 +467,9 @@ fn measure<const N: usize>(
     count: u64,
     mut round: impl FnMut() -> [Duration; N],
 ) {
-    if let Some(rounds) = counted_rounds() {
-        for _ in 0..rounds {
+    if let Some(rounds) = counted::rounds() {
+        for number in 0..rounds {
+            counted::begin(number);
             black_box(round());
         }
         println!("{case} pair {count}.000");
@@ -502,13 +499,13 @@ fn measure_race(
     measure(case, ["pair"], (1, ROUNDS), count, || [cpu::race(threads, &work)]);
 }
 
-/// How long something takes, and something else after it.
+/// How long a map takes, and an unmap after it.
 #[inline(always)]
-fn one_then_the_other(one: impl FnOnce(), other: impl FnOnce()) -> [Duration; 2] {
+fn one_then_the_other(map: impl FnOnce(), unmap: impl FnOnce()) -> [Duration; 2] {
     let start = Instant::now();
-    one();
+    counted::only("map", map);
     let done = start.elapsed();
-    other();
+    counted::only("unmap", unmap);
     [done, start.elapsed() - done]
 }
 

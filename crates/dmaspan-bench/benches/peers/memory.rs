@@ -74,7 +74,7 @@ impl Memory {
         // SAFETY: advice about memory that was just mapped. Without huge pages it still works.
         let _ = unsafe { libc::madvise(start, BYTES, libc::MADV_HUGEPAGE) };
         start.expose_provenance();
-        if super::counted_rounds().is_none() {
+        if super::counted::rounds().is_none() {
             // SAFETY: the memory is writable and this long, and nobody else knows it.
             unsafe { start.cast::<u8>().write_bytes(1, BYTES) };
         }

@@ -1,6 +1,7 @@
 //! The simulation of pins, the same as in `xtask/peers/bench/pins.h`: a process has memory in
 //! folios, and a pin finds them by the leaves of its page table. For each folio it adds to a count.
-//! What else a kernel does is so many instructions.
+//! What else a kernel does is so many instructions. Or a process has registers of a device, which are
+//! followed leaf by leaf.
 
 use std::arch::asm;
 use std::iter;
@@ -10,12 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::{Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 use parking_lot::RwLock;
+use parking_lot::lock_api::Mutex;
+
+use super::swiotlb::Spin;
 
 /// log2 of a page's bytes.
 const PAGE_LG2: u32 = 12;
 /// Where the user's memory is, by its own addresses and by hardware's.
 pub(crate) const USER: u64 = 0x7e00_0000_0000;
 const MEMORY: u64 = 0x1000_0000_0000;
+const REGISTERS: u64 = 0x2000_0000_0000;
 /// Folios that are scattered: one of so many places is used.
 const PLACES: u64 = 4;
 /// Odd, so that each folio has a place of its own.
@@ -26,6 +31,8 @@ const STRIDE: u64 = 40503;
 pub(crate) enum Lie {
     Neighbours,
     Scattered,
+    /// There are none: all of it is registers of a device, in leaves as large as folios.
+    Registers,
 }
 
 /// What a pin costs beside what is done here, in instructions; an unpin costs its pages alone.
@@ -50,9 +57,13 @@ pub(crate) struct User {
     leaves: Box<[u64]>,
     /// The folios, by their places.
     folios: Box<[Folio]>,
+    /// The bytes of a device that take the place of memory.
+    registers: u64,
     cost: Cost,
     /// The lock of its page table, which a pin holds.
     table: RwLock<()>,
+    /// The lock of the table that the registers' leaves are in.
+    entries: Mutex<Spin, ()>,
 }
 
 /// So many instructions, an even number.
@@ -81,15 +92,19 @@ impl User {
         let places = leaves.next_power_of_two() * PLACES;
         let place = |n: u64| match lie {
             Lie::Scattered => (n * STRIDE) & (places - 1),
-            Lie::Neighbours => n,
+            Lie::Neighbours | Lie::Registers => n,
         };
+        let (leaves, places, registers) =
+            if lie == Lie::Registers { (0, 0, bytes) } else { (leaves, places, 0) };
         let folio = || Folio { pins: AtomicI64::new(0), dirty: AtomicBool::new(false) };
         Self {
             folio_lg2,
             leaves: (0..leaves).map(place).collect(),
             folios: iter::repeat_with(folio).take(index(places)).collect(),
+            registers,
             cost,
             table: RwLock::new(()),
+            entries: Mutex::new(()),
         }
     }
 
@@ -136,6 +151,25 @@ impl User {
     fn unpin_bytes(&self, at: u64, bytes: u64) {
         let span = Span::new(PhysAddr::new(at), bytes);
         self.unpin(&[span.expect("pinned memory")], Dirty::Clean);
+    }
+
+    /// Follows registers leaf by leaf, each of which costs as much as the call of a pin, and pushes
+    /// all that was followed as one span.
+    fn follow(&self, range: UserRange, sink: &mut dyn SpanSink) -> Result<(), PinError<NoMemory>> {
+        let (leaf, start) = (1 << self.folio_lg2, range.start().get() - USER);
+        let end = start + range.len_less_one() + 1;
+        if end > self.registers {
+            return Err(PinError::Failed(NoMemory { range }));
+        }
+        let mut at = start;
+        while at < end {
+            let _entries = self.entries.lock();
+            spend(self.cost.call);
+            at = (at / leaf + 1) * leaf;
+        }
+        let span = Span::new(PhysAddr::new(REGISTERS + start), end - start);
+        sink.push(span.expect("a valid span"), Kind::Mmio)?;
+        Ok(())
     }
 
     /// Pins folio by folio and pushes what is contiguous as one span.
@@ -235,6 +269,13 @@ unsafe impl Pinner for SimulatedPins {
     ) -> Result<Pinned, PinFailed<Pinned, NoMemory>> {
         let _table = (*self == Self::Locked).then(|| user.table.read());
         let pin = Pinned(Arc::clone(user));
+        if user.registers > 0 {
+            let followed = user.follow(range, sink);
+            return match followed {
+                Ok(()) => Ok(pin),
+                Err(error) => Err(PinFailed { range, error, pin: None }),
+            };
+        }
         let pages = (range.len_less_one() >> PAGE_LG2) + 1;
         match user.pin_all(range, sink) {
             Ok(()) => {
@@ -250,7 +291,10 @@ unsafe impl Pinner for SimulatedPins {
         }
     }
 
-    fn unpin(&self, _: Promise<'_>, pin: &mut Pinned, spans: &[Span], _: Kind, dirty: Dirty) {
+    fn unpin(&self, _: Promise<'_>, pin: &mut Pinned, spans: &[Span], kind: Kind, dirty: Dirty) {
+        if kind == Kind::Mmio {
+            return;
+        }
         let bytes = pin.0.unpin(spans, dirty);
         spend((bytes >> PAGE_LG2) * pin.0.cost.page);
     }

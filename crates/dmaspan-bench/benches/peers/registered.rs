@@ -73,7 +73,7 @@ const REGISTERED: [(&str, Cost, Counting); 3] = [
     ("dear", DEAR, Counting::Mappings),
     ("ranges", CHEAP, Counting::Ranges),
 ];
-const SIZES: [(&str, u64); 3] = [("4k", SZ_4K), ("64k", SZ_64K), ("1m", SZ_1M)];
+const SIZES: [(&str, u64); 4] = [("4k", SZ_4K), ("64k", SZ_64K), ("1m", SZ_1M), ("8m", 8 * SZ_1M)];
 
 /// A process with a ring.
 struct Ring {

@@ -41,9 +41,10 @@ enum How {
     ParkingLot,
 }
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     Case { name: "pair_4k", bytes: SZ_4K, held: 1, how: How::Empty },
     Case { name: "burst64_4k", bytes: SZ_4K, held: 64, how: How::Empty },
+    Case { name: "burst256_4k", bytes: SZ_4K, held: 256, how: How::Empty },
     Case { name: "burst4096_4k", bytes: SZ_4K, held: 4096, how: How::Empty },
     Case { name: "pair_64k", bytes: SZ_64K, held: 1, how: How::Empty },
     Case { name: "pair_4k_copy", bytes: SZ_4K, held: 1, how: How::Copied },
@@ -185,7 +186,7 @@ impl Process {
         let start = start.map_addr(|addr| addr.next_multiple_of(size(SZ_2M)));
         // SAFETY: advice about memory that was just mapped. Without huge pages it still works.
         let _ = unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
-        if super::counted_rounds().is_none() {
+        if super::counted::rounds().is_none() {
             // SAFETY: the memory is writable and this long, and nobody else knows it.
             unsafe { start.cast::<u8>().write_bytes(0, len) };
         }

@@ -15,8 +15,8 @@ extern unsigned long kshim_first_pfn;
 #define __free_pages(page, order)
 #define KSHIM_DOMAIN_ALLOC iommu_domain_alloc(struct bus_type *bus)
 
-/* nothing waits, and no memory is a device's */
-typedef struct { int unused; } wait_queue_head_t, pte_t;
+/* nothing waits */
+typedef struct { int unused; } wait_queue_head_t;
 enum vfio_iommu_notify_type { VFIO_IOMMU_CONTAINER_CLOSE };
 #define init_waitqueue_head(head)
 #define wake_up_all(head) ((void)(head))
@@ -27,10 +27,14 @@ enum vfio_iommu_notify_type { VFIO_IOMMU_CONTAINER_CLOSE };
 #define kthread_should_stop() false
 #define fatal_signal_pending(task) false
 #define untagged_addr(addr) (addr)
-#define follow_pte(mm, addr, pte, lock) ({ (void)(pte); (void)(lock); -EFAULT; })
-#define pte_write(pte) false
-#define pte_pfn(pte) 0
-#define pte_unmap_unlock(pte, lock) ((void)(lock))
+/* an entry that leads to registers, whatever the size of its leaf */
+typedef struct { unsigned long pfn; } pte_t;
+#define follow_pte(mm, addr, pte, lock) \
+	({ static pte_t found; unsigned long mask; (void)(lock); *(pte) = &found; \
+	   kshim_follow(addr, &found.pfn, &mask); })
+#define pte_write(pte) true
+#define pte_pfn(pte) ((pte).pfn)
+#define pte_unmap_unlock(pte, lock) ((void)(lock), kshim_follow_end())
 #define irq_domain_check_msi_remap() true
 #define is_zero_pfn(pfn) false
 #ifndef KSHIM_URING

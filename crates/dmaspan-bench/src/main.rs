@@ -1,11 +1,7 @@
-//! The program `dmaspan-bench`: measures each part of the stack by itself.
+//! The program `dmaspan-bench`: measures what `cargo xtask peers` does not, beside Linux's own code.
 //!
 //! ```text
-//! args ──► io_pgtable (page tables alone, by format) ──► report
-//! args ──► dma (IOVAs, tables and flushes, as a driver's call) ──► report
-//! args ──► container (user memory and BARs, as a VMM's call) ──► report
 //! args ──► swiotlb (bounce buffers, as jobs of fio use them) ──► report
-//! args ──► regbuf (registered buffers, as a storage engine uses them) ──► report
 //! args ──► fixed (reads of this machine's kernel, registered or not) ──► report
 //! ```
 //!
@@ -20,14 +16,10 @@
 //! Exit codes: 0 done; 1 a check failed; 2 wrong usage.
 
 mod args;
-mod container;
 mod crew;
-mod dma;
 mod failed;
 mod fixed;
-mod io_pgtable;
 mod models;
-mod regbuf;
 mod report;
 mod swiotlb;
 mod time;
@@ -35,7 +27,6 @@ mod time;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dmaspan::Prot;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::options::OutputFormat;
 use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
@@ -47,10 +38,7 @@ use failed::Failed;
 use report::Report;
 
 /// The benchmarks, in the order of the help.
-const COMMANDS: [&str; 6] = ["io-pgtable", "dma", "container", "swiotlb", "regbuf", "fixed"];
-
-/// What a device may do with what is mapped for it.
-const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
+const COMMANDS: [&str; 2] = ["swiotlb", "fixed"];
 
 fn main() -> ExitCode {
     let command = match Args::try_parse() {
@@ -58,15 +46,9 @@ fn main() -> ExitCode {
         Err(error) => return not_parsed(&error, "dmaspan-bench", &COMMANDS),
     };
     match command {
-        Command::IoPgtable(args) => {
-            measure(args, |args, _| Ok(io_pgtable::Plan::new(args)), io_pgtable::run)
-        }
-        Command::Dma(args) => measure(args, |args, _| dma::Plan::new(args), dma::run),
-        Command::Container(args) => measure(args, container::Plan::new, container::run),
         Command::Swiotlb(args) => {
             measure(args, |args, _| swiotlb::Plan::new(args, time::cpus()), swiotlb::run)
         }
-        Command::Regbuf(args) => measure(args, regbuf::Plan::new, regbuf::run),
         Command::Fixed(args) => measure(args, fixed::Plan::new, fixed::run),
         Command::HoldHugetlb { kind, bytes } => hold::hold(kind, bytes),
     }
@@ -102,27 +84,15 @@ mod tests {
     #[test]
     fn every_error_of_the_command_line_is_one_line() {
         for line in [
-            &["dmaspan-bench", "io-pgtable", "--format-name", "arm"][..],
-            &["dmaspan-bench", "io-pgtable", "--threads", "0"],
-            &["dmaspan-bench", "dma", "-t", "1025"],
-            &["dmaspan-bench", "dma", "-n", "0"],
-            &["dmaspan-bench", "dma", "-t", "1", "--quick"],
-            &["dmaspan-bench", "dma", "--lazy", "--strict"],
-            &["dmaspan-bench", "container", "--runs", "0"],
-            &["dmaspan-bench", "container", "--size", "much"],
-            &["dmaspan-bench", "container", "--quick", "--runs", "2"],
-            &["dmaspan-bench", "swiotlb", "--jobs", "0"],
+            &["dmaspan-bench", "swiotlb", "--jobs", "0"][..],
             &["dmaspan-bench", "swiotlb", "--block", "much"],
-            &["dmaspan-bench", "regbuf", "--case", "paper"],
-            &["dmaspan-bench", "regbuf", "--size", "much"],
-            &["dmaspan-bench", "regbuf", "--quick", "--runs", "2"],
             &["dmaspan-bench", "fixed"],
             &["dmaspan-bench", "fixed", "disk", "--depth", "0"],
             &["dmaspan-bench", "fixed", "disk", "--block", "much"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");
-            let text = one_line(&error.to_string(), "dmaspan-bench dma");
+            let text = one_line(&error.to_string(), "dmaspan-bench swiotlb");
             assert!(text.starts_with("error: ") && !text.contains('\n'), "{text}");
             assert!(!text.contains("Usage") && !text.contains("tip:"), "{text}");
         }

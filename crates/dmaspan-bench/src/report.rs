@@ -57,11 +57,6 @@ impl Fields {
         self.get(name).and_then(Value::as_str).unwrap_or("")
     }
 
-    /// A figure among several of one name.
-    pub(crate) fn part(&self, name: &str, part: &str) -> f64 {
-        self.get(name).and_then(|all| all[part].as_f64()).unwrap_or(0.0)
-    }
-
     /// Whether a field has this value.
     pub(crate) fn has(&self, name: &str, value: impl Into<Value>) -> bool {
         self.get(name).is_some_and(|found| *found == value.into())
@@ -189,15 +184,6 @@ impl Report {
     /// Adds a note to those at the end.
     pub(crate) fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
-    }
-
-    /// Notes that threads were more than the CPUs, where they were.
-    pub(crate) fn note_crowd(&mut self, threads: u64, cpus: u64) {
-        if threads > cpus {
-            let cpus = plural(cpus, "CPU");
-            let run = "no more of them than that run at once";
-            self.note(format!("{threads} threads share {cpus}: {run}"));
-        }
     }
 
     /// Notes why instructions were not counted, where they were not.

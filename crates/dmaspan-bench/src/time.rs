@@ -13,25 +13,12 @@ pub(crate) struct Effort {
     pub(crate) rounds: u32,
     /// How long a turn is.
     pub(crate) turn: Duration,
-    /// The same where there are more threads than CPUs: long enough for all to have theirs.
-    shared_turn: Duration,
 }
 
 impl Effort {
     /// So many turns of so many microseconds.
     pub(crate) const fn new(rounds: u32, turn_us: u64) -> Self {
-        let turn = Duration::from_micros(turn_us);
-        Self { rounds, turn, shared_turn: turn }
-    }
-
-    /// With turns of so many microseconds where threads share CPUs.
-    pub(crate) const fn shared(self, turn_us: u64) -> Self {
-        Self { shared_turn: Duration::from_micros(turn_us), ..self }
-    }
-
-    /// How long a turn of so many threads is.
-    pub(crate) fn turn_of(self, threads: u64) -> Duration {
-        if threads > cpus() { self.shared_turn } else { self.turn }
+        Self { rounds, turn: Duration::from_micros(turn_us) }
     }
 }
 
@@ -56,26 +43,10 @@ impl Series {
         self.thousandths() as f64 / 1000.0
     }
 
-    /// The same without a fraction.
-    pub(crate) fn whole(&self) -> u64 {
-        self.thousandths() / 1000
-    }
-
     /// The same; of no turns nothing.
     pub(crate) fn counted(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.each())
     }
-}
-
-/// What looking at the clock twice takes.
-pub(crate) fn clock_ns() -> u64 {
-    let looks: Vec<u64> = (0..10_001)
-        .map(|_| {
-            let begin = Instant::now();
-            nanoseconds(Instant::now() - begin)
-        })
-        .collect();
-    median(&looks)
 }
 
 /// The clocks of the thread that made it.

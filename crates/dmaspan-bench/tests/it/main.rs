@@ -1,20 +1,27 @@
 //! The program `dmaspan-bench`, run as its users run it.
 
-mod container;
-mod dma;
 mod fixed;
-mod io_pgtable;
 mod program;
-mod regbuf;
 mod series;
 mod swiotlb;
-#[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
-mod turn;
 
 #[test]
 fn every_help_fits_a_terminal() {
-    for name in ["io-pgtable", "dma", "container", "swiotlb", "regbuf", "fixed"] {
+    for name in ["swiotlb", "fixed"] {
         program::shown(&[name, "--help"], &[&format!("Usage: dmaspan-bench {name}")]);
     }
     program::shown(&["--help"], &["Usage: dmaspan-bench"]);
+}
+
+#[test]
+fn wrong_usage_is_one_line_and_exit_code_2() {
+    for (args, part) in [
+        (&["swiotlb", "--quick", "4"][..], "unexpected argument '4'"),
+        (&["iotlb"], "unrecognized subcommand 'iotlb'"),
+        (&["fixed", "/dev/null"], "neither a file nor a disk"),
+        (&["fixed", "/nowhere"], "name a file or a disk that is there"),
+        (&["fixed", "/nowhere", "--depth", "0"], "--depth takes whole numbers from 1 to"),
+    ] {
+        program::is_refused(args, &[part]);
+    }
 }

@@ -1,16 +1,13 @@
-//! The measurements by the authors of five series for Linux stand in the rows of the benchmarks
-//! that repeat them, each figure once, with the circumstances that differ.
+//! The measurements by the authors of five series for Linux stand in the rows of the benchmark
+//! that repeats them, each figure once, with the circumstances that differ.
 
 use std::collections::BTreeSet;
 use std::fs;
 
-use dmaspan_cli::series::{
-    self, FIXED_BUFFERS, HUGE_PFNMAPS, LARGE_FOLIOS, MAP_PAGES, SWIOTLB, SeriesTable, SeriesValue,
-};
+use dmaspan_cli::series::{self, SWIOTLB, SeriesTable, SeriesValue};
 use serde_json::Value;
 
-use crate::turn::turn;
-use crate::{container, program};
+use crate::program;
 
 /// A figure of a series: its case, what it is, when, and its number.
 type Figure = (String, String, String, String);
@@ -46,16 +43,6 @@ fn rows(report: &Value) -> impl Iterator<Item = &Value> {
 }
 
 #[test]
-fn the_grid_of_dma_has_all_figures_of_the_series_for_map_pages() {
-    let report = program::json(&["dma", "--quick"]);
-    let name = |row: &Value| format!("t={} g={}", row["threads"], row["granule"]);
-    assert_eq!(found(rows(&report).map(|row| (row, name(row)))), figures(&MAP_PAGES));
-    // The series measured contiguous buffers.
-    let report = program::json(&["dma", "--quick", "-m", "sg"]);
-    assert!(rows(&report).all(|row| row["series"].is_null()));
-}
-
-#[test]
 fn reads_and_writes_of_swiotlb_have_the_figures_of_one_job_or_of_four() {
     let report = program::json(&["swiotlb", "--quick", "--jobs", "1"]);
     let name = |row: &Value| format!("1 job {}", row["case"].as_str().unwrap());
@@ -69,38 +56,6 @@ fn reads_and_writes_of_swiotlb_have_the_figures_of_one_job_or_of_four() {
         let found = number("cpu_percent");
         assert!((found - expected).abs() <= 0.001 + expected * 1e-6, "{row}");
     }
-}
-
-#[test]
-fn memory_and_bars_of_the_container_have_the_figures_of_both_series() {
-    let report = container::quick();
-    let memory = |row: &Value| row["case"].as_str().unwrap().to_owned();
-    let is_bar = |row: &&Value| row["case"].as_str().unwrap().starts_with("BAR ");
-    let folios = rows(report).filter(|row| !is_bar(row)).map(|row| (row, memory(row)));
-    assert_eq!(found(folios), figures(&LARGE_FOLIOS));
-    let bars = rows(report).filter(is_bar).map(|row| {
-        let name = memory(row);
-        (row, if name.starts_with("BAR 32G") { "BAR 32G" } else { "a VM with four GPUs" }.into())
-    });
-    assert_eq!(found(bars), figures(&HUGE_PFNMAPS));
-}
-
-#[test]
-fn four_huge_pages_of_regbuf_have_the_profile_of_the_series() {
-    let _turn = turn();
-    let report = program::json(&["regbuf", "--quick", "--model", "--case", "8m-4x2m,base"]);
-    let row = rows(&report).next().unwrap();
-    let of = |case: &str| {
-        FIXED_BUFFERS.values(FIXED_BUFFERS.of(case), "").into_iter().map(|value| value.shown())
-    };
-    let shares = row["series"].as_array().unwrap().iter().map(|told| {
-        format!("{} {}", told["value"].as_f64().unwrap(), told["unit"].as_str().unwrap())
-    });
-    assert!(shares.eq(of("randread").chain(of("randwrite"))), "{row}");
-    assert!(rows(&report).nth(1).unwrap()["series"].is_null());
-    // Of 2048 pieces and of 4, neighbours become one entry.
-    assert_eq!((&row["segments_per_page"], &row["segments"]), (&2048.into(), &4.into()));
-    assert_eq!((&row["entries_per_page"], &row["entries"]), (&4.into(), &4.into()));
 }
 
 /// A table of the book: a line for each case, a column for each figure.

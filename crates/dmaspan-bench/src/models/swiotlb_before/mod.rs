@@ -20,7 +20,8 @@
 //!
 //! [`Patches`] change it as the series does, each alone or together: the lock is split by areas, a
 //! bitmap takes the place of the run lengths, and the slots released last are taken first. All else
-//! stays the same, so that a patch's own share shows.
+//! stays the same, so that a patch's own share shows. Linux took the first of them with 6.0 and has
+//! neither of the others, which is why a model stands here and not Linux's code.
 //!
 //! What a driver passes with each call of Linux's API comes with the request here. Left out are
 //! pools of devices, pools that grow, hosts that have to be asked, debugfs, and padding that is

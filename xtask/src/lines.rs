@@ -1,7 +1,7 @@
 //! `cargo xtask lines` counts lines of code by package: lines that are neither blank nor comments.
 //!
 //! Tests and benchmarks stand apart, so that what a package does can be compared with what it was
-//! before, in another checkout.
+//! before, in another checkout. C has a column of its own.
 
 use std::collections::BTreeMap;
 use std::ops::{AddAssign, RangeInclusive};
@@ -19,6 +19,8 @@ pub struct Lines {
     pub tests: usize,
     /// Folders called `benches`.
     pub benches: usize,
+    /// C and its headers, whatever they are for.
+    pub c: usize,
 }
 
 impl AddAssign for Lines {
@@ -26,6 +28,7 @@ impl AddAssign for Lines {
         self.product += other.product;
         self.tests += other.tests;
         self.benches += other.benches;
+        self.c += other.c;
     }
 }
 
@@ -41,25 +44,80 @@ pub fn count(tree: &Tree) -> BTreeMap<String, Lines> {
         } else {
             let is_test = test_code.of_file(path, rust);
             let tests = rust.code_lines.iter().filter(|&&line| is_test(line)).count();
-            Lines { product: all - tests, tests, benches: 0 }
+            Lines { product: all - tests, tests, ..Lines::default() }
         };
         *packages.entry(package(tree, path).to_owned()).or_default() += lines;
     }
+    let is_c = |path: &str| path.ends_with(".c") || path.ends_with(".h");
+    for file in tree.files().iter().filter(|file| is_c(&file.path)) {
+        let lines = Lines { c: lines_of_c(&file.text), ..Lines::default() };
+        *packages.entry(package(tree, &file.path).to_owned()).or_default() += lines;
+    }
     packages
+}
+
+/// The lines of C that have something besides comments.
+fn lines_of_c(text: &str) -> usize {
+    let (mut lines, mut is_code) = (0, false);
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let end = match next {
+            '/' if rest.starts_with("/*") => {
+                let end = rest.find("*/").map_or(rest.len(), |end| end + 2);
+                // The line that it begins on; those within it are none, and the last one goes on.
+                if rest[..end].contains('\n') {
+                    lines += usize::from(is_code);
+                    is_code = false;
+                }
+                end
+            }
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '"' | '\'' => {
+                is_code = true;
+                literal(rest, next)
+            }
+            '\n' => {
+                lines += usize::from(is_code);
+                is_code = false;
+                1
+            }
+            _ => {
+                is_code |= !next.is_whitespace();
+                next.len_utf8()
+            }
+        };
+        rest = &rest[end..];
+    }
+    lines + usize::from(is_code)
+}
+
+/// Where the text or character ends that `rest` begins with, behind its quotation mark.
+fn literal(rest: &str, mark: char) -> usize {
+    let mut is_escaped = true;
+    for (at, next) in rest.char_indices() {
+        match next {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            _ if next == mark => return at + 1,
+            _ => {}
+        }
+    }
+    rest.len()
 }
 
 /// A table of packages, with the sums below.
 pub fn table(packages: &BTreeMap<String, Lines>) -> String {
     let width = packages.keys().map(String::len).max().unwrap_or(0).max("package".len());
-    let row = |name: &str, columns: [&str; 3]| {
-        let [product, tests, benches] = columns;
-        format!("{name:width$}  {product:>8}  {tests:>8}  {benches:>8}")
+    let row = |name: &str, columns: [&str; 4]| {
+        let [product, tests, benches, c] = columns;
+        format!("{name:width$}  {product:>8}  {tests:>8}  {benches:>8}  {c:>8}")
     };
     let counted = |name: &str, lines: Lines| {
-        let columns = [lines.product, lines.tests, lines.benches].map(|count| count.to_string());
+        let counts = [lines.product, lines.tests, lines.benches, lines.c];
+        let columns = counts.map(|count| count.to_string());
         row(name, columns.each_ref().map(String::as_str))
     };
-    let mut rows = vec![row("package", ["product", "tests", "benches"])];
+    let mut rows = vec![row("package", ["product", "tests", "benches", "C"])];
     let mut sum = Lines::default();
     for (name, &lines) in packages {
         sum += lines;
@@ -177,7 +235,7 @@ mod tests {
     fn counted(files: &[(&str, &str)]) -> (usize, usize, usize) {
         let files: Vec<_> = [("a/Cargo.toml", "")].iter().chain(files).copied().collect();
         let packages = count(&Tree::of(&files));
-        let Lines { product, tests, benches } = packages["a"];
+        let Lines { product, tests, benches, .. } = packages["a"];
         assert_eq!(packages.len(), 1, "{packages:?}");
         (product, tests, benches)
     }
@@ -201,6 +259,24 @@ fn f() { // one
 }
 ";
         assert_eq!(counted(&[("a/src/lib.rs", text)]), (9, 0, 0));
+    }
+
+    #[test]
+    fn comments_and_blanks_of_c_are_no_code_and_what_looks_like_them_in_literals_is() {
+        let text = "\
+/*
+ * A shim: int none;
+ */
+#define A 1 /* one
+ and two */ + 2
+// int none;
+
+char quote = '\"', escaped = '\\''; // a
+const char *text = \"/*\"; int a;
+const char *more = \"\\\"//\";
+\t/* none */
+}";
+        assert_eq!(lines_of_c(text), 6);
     }
 
     #[test]
@@ -261,16 +337,17 @@ fn k() {}
             ("a/inner/src/main.rs", "x();\nx();"),
             ("a/inner/tests/it.rs", "x();"),
             ("build.rs", "x();"),
+            ("a/c/x.c", "int a;\n"),
         ]);
         let table = table(&count(&tree));
         let rows: Vec<Vec<&str>> =
             table.lines().map(|row| row.split_whitespace().collect()).collect();
         let expected = [
-            ["package", "product", "tests", "benches"],
-            [".", "1", "0", "0"],
-            ["a", "1", "0", "0"],
-            ["a/inner", "2", "1", "0"],
-            ["all", "4", "1", "0"],
+            ["package", "product", "tests", "benches", "C"],
+            [".", "1", "0", "0", "0"],
+            ["a", "1", "0", "0", "1"],
+            ["a/inner", "2", "1", "0", "0"],
+            ["all", "4", "1", "0", "1"],
         ];
         assert_eq!(rows, expected);
     }

@@ -16,7 +16,7 @@ usage: cargo xtask <command>
   tidy    check the rules about the source tree
   lines [CHECKOUT]
           count the lines of code of each package, without blanks and comments,
-          and apart from them the lines of tests and benchmarks
+          and apart from them the lines of tests, of benchmarks and of C
   no-std  prove that core and drivers link and run without the standard library
   msrv    prove that the published libraries build with the oldest Rust that
           they state, by rustup
@@ -84,6 +84,11 @@ usage: cargo xtask <command>
           first time, a network; with --linux, also of `--instructions`, other
           versions than 7.2: 5.10, 6.1, 6.12, 7.3, or several beside each other;
           xtask/peers/README.md says more
+  peers --series [NAME[,NAME...]] [--runs N] [--work DIR] [--format table|json]
+          the five series for Linux: count instructions and take times of Linux's
+          own code before each series and of that behind it, and of dmaspan, and
+          print them beside what the series' authors claim; names are map-pages,
+          swiotlb, large-folios, huge-pfnmaps and registered
   peers --instructions [--work DIR] [--format table|json] [--case SUBSTRING]
           count the instructions of both sides instead, by valgrind
   peers --contention [--work DIR] [--format table|json] [--case SUBSTRING]
@@ -96,7 +101,8 @@ usage: cargo xtask <command>
           compare the tables themselves, entry by entry, after the same random
           operations; a difference that is not in the README's list fails
   peers --findings [--work DIR]
-          show what was found in Linux's page tables, by their own code
+          show what was found in Linux's page tables and in io_uring's account of
+          registered buffers, by their own code
   mutants [--tenth | NAME]
           change the program in one place after the other, where an error would be
           worst, and fail where no test notices; those that change nothing are in

@@ -18,7 +18,6 @@ const COUNTING: &[(&str, &str, &str)] = &[
     ("dmaspan", "allocations", ""),
     ("dmaspan-nvme", "it", ""),
     ("dmaspan-linux", "it", "fixed::"),
-    ("dmaspan-bench", "it", "dma::"),
     ("dmaspan-cli", "it", "cli::"),
 ];
 

@@ -2,11 +2,20 @@
 
 use std::process::{Command, Stdio};
 
-use super::{Options, build_peers, build_program};
+use super::{Options, build_peers, build_program, output_of};
 use crate::{Checked, Outcome};
 
 /// The package, and its program, that drives both sides.
 const COMPARISON: &str = "dmaspan-peers";
+
+/// Shows what io_uring charges for clones of registered buffers.
+fn show_clones(options: &Options, version: &str) -> Result<(), String> {
+    build_peers(options, version, &[])?;
+    let program = options.work.join(version).join("u/registered");
+    crate::say(output_of(Command::new(program).args(["registered", "clones"]))?.trim_end());
+    crate::say("");
+    Ok(())
+}
 
 /// Builds both sides and compares them.
 ///
@@ -23,6 +32,7 @@ pub(super) fn run(options: &Options) -> Checked {
     command.arg(options.work.join(version).join("bytes/bytes")).args(["--case", &options.case]);
     if options.findings {
         command.arg("--findings");
+        show_clones(options, version)?;
     }
     if let Some(seed) = options.seed {
         command.args(["--seed", &seed.to_string()]);

@@ -18,8 +18,8 @@ use crate::{Checked, Outcome};
 const RUNS: &str = "docs/src/benchmarks";
 /// The run of `cargo xtask peers`, from which the picture is drawn.
 const ROWS: &str = "ratios.json";
-/// The runs of `dmaspan map`, `dmaspan-bench container` and `dmaspan-bench regbuf`.
-const OTHERS: [&str; 3] = ["map.json", "container.json", "registered.json"];
+/// The runs of `dmaspan map` and of `cargo xtask peers --series`.
+const OTHERS: [&str; 2] = ["map.json", "series.json"];
 /// The page whose table has the same figures.
 const README: &str = "README.md";
 /// The picture.

@@ -1,4 +1,4 @@
-//! The program `dmaspan-bench`: measures what `cargo xtask peers` does not, beside Linux's own code.
+//! The program `dmaspan-bench`: measures what `cargo xtask peers` has no code of Linux for.
 //!
 //! ```text
 //! args ──► swiotlb (bounce buffers, as jobs of fio use them) ──► report

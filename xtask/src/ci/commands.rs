@@ -59,6 +59,7 @@ const ONE_CONTENTION: &str = "cargo xtask peers --contention --case iova/pair_1"
 const ONE_CONTAINER: &str =
     "cargo xtask peers --instructions --case container_lpae/64k_folio_cheap";
 const ONE_REGISTERED: &str = "cargo xtask peers --instructions --case registered/64k_folio_cheap";
+const ONE_SERIES: &str = "cargo xtask peers --series map-pages --runs 1";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
 /// It says that mapping would fail.
 const FAILS: Form =
@@ -92,13 +93,8 @@ const COMMANDS: &[Entry] = &[
     alike(TESTS, AsIs).of(&[
         "cargo test --release -p dmaspan-cli --test it process:: -- --nocapture",
         // Tests run the program so, and it takes minutes to build it to be timed.
-        "cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae",
-        "cargo run --release -p dmaspan-bench -- io-pgtable",
-        "cargo run --release -p dmaspan-bench -- dma",
-        "cargo run --release -p dmaspan-bench -- container",
         "cargo run --release -p dmaspan-bench -- swiotlb",
         "cargo run --release -p dmaspan-bench -- swiotlb --oversubscribe",
-        "cargo run --release -p dmaspan-bench -- regbuf",
         "cargo test -p dmaspan-qemu --test it cost -- --nocapture",
         "cargo run --release -p dmaspan-sim --example packets -- 1000000",
         "cargo run -p dmaspan-sim --example virtio_blk",
@@ -140,8 +136,6 @@ const COMMANDS: &[Entry] = &[
     alike(TESTS, TESTS).of(&[
         "cargo test -p dmaspan-nvme-server hostile",
         "cargo test -p dmaspan-drivers --test arm_smmu",
-        "cargo test -p dmaspan-bench",
-        "cargo test -p dmaspan-bench a_clone",
         "cargo test --workspace",
         "cargo xtask hw",
     ]),
@@ -204,6 +198,8 @@ const COMMANDS: &[Entry] = &[
         "cargo xtask peers --runs 1 --case registered/import",
     ]),
     alike(With("--configurations 100"), AsIs).of(&["cargo xtask peers --bytes"]),
+    alike(Line(ONE_SERIES), AsIs)
+        .of(&["cargo xtask peers --series", "cargo xtask peers --series registered"]),
     alike(Check("interleavings"), Check("interleavings"))
         .of(&["cargo test -p dmaspan --test loom"]),
     alike(Line(BENCHES), AsIs).of(&[

@@ -23,9 +23,9 @@ const fn map(row: &'static [(&'static str, &'static str)], ratio: &'static str) 
     Figure { file: "map.json", row, ratio }
 }
 
-/// A figure of `dmaspan-bench container`.
-const fn container(row: &'static [(&'static str, &'static str)]) -> Figure {
-    Figure { file: "container.json", row, ratio: "/speedup" }
+/// A figure of `cargo xtask peers --series`: the instructions of Linux with the series, by ours.
+const fn series(row: &'static [(&'static str, &'static str)]) -> Figure {
+    Figure { file: "series.json", row, ratio: "/ratio" }
 }
 
 /// Gives the figure of a case, an operation and a peer.
@@ -87,15 +87,15 @@ const HEADLINES: [(&str, &[Figure]); 14] = [
         ],
     ),
     (
-        "16 GiB of huge pages in a container",
+        "256 MiB of THP in a container, instructions: map, unmap",
         &[
-            container(&[("case", "MADV_HUGEPAGE"), ("op", "map")]),
-            container(&[("case", "MADV_HUGEPAGE"), ("op", "unmap")]),
+            series(&[("case", "container_lpae/256m_thp_cheap"), ("op", "map")]),
+            series(&[("case", "container_lpae/256m_thp_cheap"), ("op", "unmap")]),
         ],
     ),
     (
-        "8 MiB of a registered buffer as a scatter list",
-        &[Figure { file: "registered.json", row: &[("case", "8m-4x2m")], ratio: "/speedup" }],
+        "256 MiB of THP registered, instructions",
+        &[series(&[("case", "registered/256m_thp_cheap"), ("op", "pair")])],
     ),
 ];
 

@@ -1,4 +1,4 @@
-//! What is counted under callgrind: all of a process, by its rounds, or one operation alone.
+//! Counting under callgrind: all of a process, by its rounds, or one operation alone.
 
 use std::arch::asm;
 use std::env;

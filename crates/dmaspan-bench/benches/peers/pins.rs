@@ -1,7 +1,7 @@
 //! The simulation of pins, the same as in `xtask/peers/bench/pins.h`: a process has memory in
 //! folios, and a pin finds them by the leaves of its page table. For each folio it adds to a count.
-//! What else a kernel does is so many instructions. Or a process has registers of a device, which are
-//! followed leaf by leaf.
+//! All else that a kernel does is so many instructions. Or a process has registers of a device,
+//! which are followed leaf by leaf.
 
 use std::arch::asm;
 use std::iter;

@@ -6,9 +6,9 @@
 //! | [`spin`] | locks that spin, as a kernel's do |
 //! | [`slots`] | slots to which nobody copies, or somebody does |
 //!
-//! Linux's own code, before each series and behind it, is what `cargo xtask peers --series` measures
-//! against. Two of the three patches for swiotlb are in no Linux: a bitmap in place of run lengths,
-//! and the slots released last taken first. Only the model has those.
+//! `cargo xtask peers --series` measures against Linux's own code, before each series and after it.
+//! Two of the three patches for swiotlb are in no Linux: a bitmap in place of run lengths, and the
+//! slots released last taken first. Only the model has those.
 
 pub(crate) mod slots;
 pub(crate) mod spin;

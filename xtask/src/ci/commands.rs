@@ -188,7 +188,11 @@ const COMMANDS: &[Entry] = &[
         "cargo xtask peers --runs 3 --case dma_lpae/",
         "cargo xtask peers --runs 3 --case dma_lpae/ --invalidation-ns 1000",
     ]),
-    alike(Line(ONE_CONTENTION), AsIs).of(&["cargo xtask peers --contention"]),
+    alike(Line(ONE_CONTENTION), AsIs).of(&[
+        "cargo xtask peers --contention",
+        "cargo xtask peers --contention --linux 5.10 --case swiotlb",
+        "cargo xtask peers --contention --linux 6.1 --case swiotlb",
+    ]),
     alike(Line(ONE_CONTAINER), AsIs).of(&[
         "cargo xtask peers --instructions --case container",
         "cargo xtask peers --runs 3 --case container",

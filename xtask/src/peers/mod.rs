@@ -138,25 +138,7 @@ impl Options {
                 chosen = Some(name);
             }
             let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
-            match (name, *value) {
-                ("--runs", value) => match value.parse() {
-                    Ok(runs) if runs > 0 => options.runs = runs,
-                    _ => return Err(format!("`{value}` is not a number of runs")),
-                },
-                ("--work", value) => options.work = value.into(),
-                ("--linux", value) => options.linux = versions(value)?,
-                ("--format", "table") => options.output = Output::Table,
-                ("--format", "json") => options.output = Output::Json,
-                ("--format", value) => return Err(format!("there is no format `{value}`")),
-                ("--invalidation-ns", value) => options.invalidation_ns = number(value)?,
-                ("--case", value) => options.case = value.to_owned(),
-                ("--program", value) => {
-                    options.contention = Some(Traced::Program(value.to_owned()));
-                }
-                ("--seed", value) => options.seed = Some(number(value)?),
-                ("--configurations", value) => options.configurations = Some(number(value)?),
-                _ => return Err(format!("there is no option `{name}`")),
-            }
+            options.set(name, value)?;
         }
         let chosen = chosen.or(options.instructions.then_some("--instructions"));
         match chosen.or(options.bytes.then_some("--bytes")) {
@@ -170,6 +152,30 @@ impl Options {
                 Err(format!("`{other}` and `--series` exclude each other"))
             }
         }
+    }
+
+    /// Takes an option that has a value.
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match (name, value) {
+            ("--runs", value) => match value.parse() {
+                Ok(runs) if runs > 0 => self.runs = runs,
+                _ => return Err(format!("`{value}` is not a number of runs")),
+            },
+            ("--work", value) => self.work = value.into(),
+            ("--linux", value) => self.linux = versions(value)?,
+            ("--format", "table") => self.output = Output::Table,
+            ("--format", "json") => self.output = Output::Json,
+            ("--format", value) => return Err(format!("there is no format `{value}`")),
+            ("--invalidation-ns", value) => self.invalidation_ns = number(value)?,
+            ("--case", value) => self.case = value.to_owned(),
+            ("--program", value) => {
+                self.contention = Some(Traced::Program(value.to_owned()));
+            }
+            ("--seed", value) => self.seed = Some(number(value)?),
+            ("--configurations", value) => self.configurations = Some(number(value)?),
+            _ => return Err(format!("there is no option `{name}`")),
+        }
+        Ok(())
     }
 
     /// The same, unless some of them exclude each other; `timing` is one that is not for bytes.

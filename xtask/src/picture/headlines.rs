@@ -94,8 +94,8 @@ const HEADLINES: [(&str, &[Figure]); 14] = [
         ],
     ),
     (
-        "256 MiB of THP registered, instructions",
-        &[series(&[("case", "registered/256m_thp_cheap"), ("op", "pair")])],
+        "8 MiB of a registered buffer, all pieces, instructions",
+        &[series(&[("case", "registered/walk_8m_256m_thp"), ("op", "pair")])],
     ),
 ];
 

@@ -94,7 +94,7 @@ pub enum Hint {
     #[error(
         "this process may map {} at a time for devices (RLIMIT_MEMLOCK): to map more, {}",
         Size(*bytes),
-        lifted(*in_user_namespace)
+        if *in_user_namespace { LIFTED_OUTSIDE } else { LIFTED_HERE }
     )]
     LockedMemory {
         /// The limit in bytes.
@@ -105,15 +105,11 @@ pub enum Hint {
 }
 
 /// How the limit of locked memory is lifted.
-const fn lifted(in_user_namespace: bool) -> &'static str {
-    if in_user_namespace {
-        "start its container with `--ulimit memlock=-1:-1`; its root can't lift that, since it is \
-         root of a user namespace alone"
-    } else {
-        "run `ulimit -l unlimited` as root first, set LimitMEMLOCK=infinity in the systemd unit, \
-         or memlock in /etc/security/limits.conf"
-    }
-}
+const LIFTED_HERE: &str = "run `ulimit -l unlimited` as root first, set LimitMEMLOCK=infinity in \
+    the systemd unit, or memlock in /etc/security/limits.conf";
+/// The same in a user namespace.
+const LIFTED_OUTSIDE: &str = "start its container with `--ulimit memlock=-1:-1`: root of a user \
+    namespace cannot lift it";
 
 /// The state of a machine: its PCI functions, and what the kernel would say to using them.
 #[derive(Debug)]

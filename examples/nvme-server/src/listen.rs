@@ -4,13 +4,14 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::{self, FileType};
 use std::io::{self, ErrorKind, IoSliceMut};
+use std::iter;
 use std::mem;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use dmaspan_linux::client::ClientDescriptor;
+use dmaspan_linux::client::{ClientDescriptor, ClientDescriptors};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{
@@ -41,18 +42,23 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 
 /// The most bytes that a client sends before it is served: no more than a socket has room for.
 const UNSERVED: usize = 1 << 20;
+/// The most clients that wait with a socket of this process: whoever comes in crowds takes no
+/// descriptors from a client that is served.
+const WAITING: usize = 256;
 
 /// The clients of a socket, one after the other.
 #[derive(Debug)]
 pub struct Clients {
     listener: UnixListener,
     waiting: RefCell<VecDeque<UnixStream>>,
+    /// The sockets of those that were sent away.
+    away: ClientDescriptors,
 }
 
 impl Clients {
     /// Those that come to `listener`.
     pub fn of(listener: UnixListener) -> Self {
-        Self { listener, waiting: RefCell::default() }
+        Self { listener, waiting: RefCell::default(), away: ClientDescriptors::default() }
     }
 
     /// The next one, when it has come.
@@ -68,28 +74,40 @@ impl Clients {
     }
 
     /// Sends those away that have sent descriptors before they are served: what lies unread in a
-    /// socket is open, and may be the end of the socket of a client that is served and is gone.
+    /// socket is open, and may be the end of the socket of a client that is served and is gone. So
+    /// that nothing lies where nobody looks, those go, too, for whom there is no room to wait, and
+    /// those that are gone.
     pub fn look_at_waiting(&self) {
         let mut waiting = self.waiting.borrow_mut();
-        if self.listener.set_nonblocking(true).is_ok() {
-            while let Ok((client, _)) = self.listener.accept() {
+        let mut bytes = vec![0; UNSERVED];
+        let mut stays = |client: &UnixStream| {
+            let (mut none, mut all) =
+                (RecvAncillaryBuffer::default(), [IoSliceMut::new(&mut bytes)]);
+            match recvmsg(client, &mut all, &mut none, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Ok(sent) => {
+                    let has_fds = sent.flags.contains(ReturnFlags::CTRUNC);
+                    !has_fds && (1..UNSERVED).contains(&sent.bytes)
+                }
+                Err(error) => error == Errno::AGAIN,
+            }
+        };
+        let mut keep = |waiting: &mut VecDeque<UnixStream>, client| {
+            if waiting.len() < WAITING && stays(&client) {
                 waiting.push_back(client);
+            } else {
+                drop(ClientDescriptor::new(OwnedFd::from(client), &self.away));
+            }
+        };
+        for client in mem::take(&mut *waiting) {
+            keep(&mut waiting, client);
+        }
+        if self.listener.set_nonblocking(true).is_ok() {
+            // As many come while this looks, and there is another look.
+            for (client, _) in iter::from_fn(|| self.listener.accept().ok()).take(WAITING) {
+                keep(&mut waiting, client);
             }
         }
         let _ = self.listener.set_nonblocking(false);
-        let mut bytes = vec![0; UNSERVED];
-        for client in mem::take(&mut *waiting) {
-            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            let (mut none, mut all) =
-                (RecvAncillaryBuffer::default(), [IoSliceMut::new(&mut bytes)]);
-            let has_fds = recvmsg(&client, &mut all, &mut none, flags).is_ok_and(|sent| {
-                sent.flags.contains(ReturnFlags::CTRUNC) || sent.bytes == UNSERVED
-            });
-            match has_fds {
-                true => drop(ClientDescriptor::from(OwnedFd::from(client))),
-                false => waiting.push_back(client),
-            }
-        }
     }
 }
 

@@ -174,15 +174,21 @@ fn a_client_that_leaves_its_own_end_of_the_socket_in_half_a_message_is_gone() {
 }
 
 #[test]
-fn a_client_that_leaves_its_end_of_the_socket_to_one_that_was_not_accepted_is_gone() {
+fn a_client_that_leaves_its_end_of_the_socket_to_those_that_wait_is_gone() {
     let _alone = ALONE.lock();
     let server = Server::start("left");
-    let (socket, other) = (server.connect(), server.connect());
-    ask(&socket, VERSION, b"\0\0\x01\0{}\0", &[]).unwrap();
-    send(&other, VERSION, 0, b"\0\0\x01\0{}\0", &[socket.as_fd()]);
-    drop((socket, other));
-    serve_a_good_client(&server);
-    server.settle(0);
+    // The last one has the ends of all others, for some of which there is no room to wait.
+    for crowd in [0, 100] {
+        let socket = server.connect();
+        ask(&socket, VERSION, b"\0\0\x01\0{}\0", &[]).unwrap();
+        let others: Vec<_> = (0..crowd).map(|_| server.connect()).collect();
+        let last = server.connect();
+        let ends: Vec<_> = others.iter().chain([&socket]).map(AsFd::as_fd).collect();
+        send(&last, VERSION, 0, b"\0\0\x01\0{}\0", &ends);
+        drop((socket, others, last));
+        serve_a_good_client(&server);
+        server.settle(0);
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //! enters its range in the log, and then looks at the places. All of these are `SeqCst`, so one
 //! sees the other. Where the access sees the log, it finds neither in its IOTLB nor in the tables
 //! what was taken away. Where the unmap sees the access, it waits until that has ended if they
-//! meet. An access that begins later in the same place sees the log.
+//! meet, or until the place says that its access has seen the log: then that began later.
 
 use std::cell::Cell;
 use std::fmt;

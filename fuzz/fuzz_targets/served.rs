@@ -12,7 +12,7 @@
 //! | 7 | the command register is written, with bus mastering or without it |
 #![no_main]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::LazyLock;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dmaspan_nvme_server::{Disk, Session};
 use dmaspan_vfio_user::ClientDma;
@@ -169,7 +169,13 @@ fn step(steps: &mut Steps<'_>, socket: &UnixStream, tails: &mut [u32; 4]) {
     }
 }
 
+/// The threads of this process.
+fn threads() -> usize {
+    fs::read_dir("/proc/self/task").expect("threads").count()
+}
+
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let before = threads();
     let disk = Disk::new(memfd(0x1_0000)).expect("a disk");
     // No memory is waited for that a step has unmapped.
     let dma = ClientDma::default().with_settle(Duration::ZERO);
@@ -209,5 +215,11 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         }
         let Some(next) = behind.get(body..) else { break };
         rest = next;
+    }
+    // Those that close descriptors end by themselves: nobody is behind one here who never answers.
+    let ended = Instant::now();
+    while threads() > before {
+        assert!(ended.elapsed() < Duration::from_secs(60), "a thread stays behind the session");
+        thread::yield_now();
     }
 });

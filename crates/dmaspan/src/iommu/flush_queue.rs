@@ -14,6 +14,8 @@
 //! Nothing here allocates once the queue exists.
 
 mod list;
+#[cfg(test)]
+mod tests;
 
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
@@ -655,23 +657,5 @@ fn wait_for(flush: &AtomicU64) {
     let seen = flush.load(Ordering::Acquire);
     while is_syncing(seen) && flush.load(Ordering::Acquire) == seen {
         spin_loop();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use core::mem::{align_of, offset_of};
-
-    use super::*;
-    use crate::platform::OneThread;
-
-    #[test]
-    fn what_every_flush_writes_is_on_no_cache_line_that_every_unmap_reads() {
-        type One = FlushQueue<OneThread, (), ()>;
-        let line = |offset| offset / 128;
-        let tickets = line(offset_of!(One, tickets));
-        let read = [offset_of!(One, slots), offset_of!(One, quarantined), offset_of!(One, config)];
-        assert_eq!(align_of::<One>(), 128);
-        assert!(read.iter().all(|&offset| line(offset) != tickets), "{tickets}: {read:?}");
     }
 }

@@ -58,20 +58,16 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             };
             let shift = F::shift(level);
             let entries = whole_entries(cursor.entries_from(level, at), at, last, shift);
-            let spans = buf.len();
-            // Pages, the most frequent, are read in the shortest loop.
+            // Pages, the most frequent, are read in the shortest loop. Where the buffer becomes full
+            // in the midst of leaves, the sweep names those before, since they are in a table that
+            // it does not take whole.
             let taken = if level == 0 && !self.has_groups {
-                self.collect_singles::<false>(entries, 0, at, buf)
+                self.collect_singles::<false>(entries, 0, at, buf)?
             } else {
-                self.collect_singles::<true>(entries, level, at, buf)
+                self.collect_singles::<true>(entries, level, at, buf)?
             };
-            // Leaves that joined the last span before the next one had no place are named by the
-            // sweep that takes them, since they are in a table that it does not take whole.
-            if buf.len() > spans || matches!(taken, ControlFlow::Continue(1..)) {
-                *leaf_sizes |= lg2::size(shift);
-            }
-            let taken = taken?;
             let next = if taken > 0 {
+                *leaf_sizes |= lg2::size(shift);
                 let done = at + (((taken as u64) << shift) - 1);
                 (done < last).then(|| done + 1)
             } else {

@@ -18,4 +18,5 @@ mod layout;
 mod listing;
 mod quarantine;
 mod soft_iommu;
+mod taken;
 mod walker;

@@ -462,9 +462,6 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         mut batch: MutexGuard<'_, Flag, Batch<L, T>>,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
-        if batch.held.is_empty() {
-            return Ok(());
-        }
         let claim = self.claim(slice::from_ref(slot));
         let begun = slot.begin(&mut batch, claim.ticket, flusher);
         let Some(mut gather) = begun else { return Ok(()) };

@@ -31,9 +31,6 @@ impl Ranges {
 
     #[inline(always)]
     fn add(&mut self, range: IovaRange) {
-        if self.overflowed {
-            return;
-        }
         if let Some(last) = self.places[..self.len].last_mut()
             && let Some(joined) = last.join(range)
         {

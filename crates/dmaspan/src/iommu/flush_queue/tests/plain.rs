@@ -48,7 +48,7 @@ pub(super) struct Plain {
 
 impl Plain {
     pub(super) fn new(cpus: usize, config: Config) -> Self {
-        let places = vec![Place::default(); cpus + 1];
+        let places = vec![Place::default(); cpus.max(1) + 1];
         Self { places, config, quarantined: false, log: VecDeque::new() }
     }
 
@@ -238,6 +238,12 @@ impl Plain {
         match synced {
             Ok(None) => {
                 for &at in all {
+                    let is_quarantine = at == self.quarantine();
+                    for id in self.places[at].flushed.clone() {
+                        if is_quarantine {
+                            self.expect(Did::Named { id });
+                        }
+                    }
                     while let Some(id) = self.places[at].flushed.pop() {
                         if self.release_one(id).is_err() {
                             let is_left = |at: &&usize| !self.places[**at].flushed.is_empty();

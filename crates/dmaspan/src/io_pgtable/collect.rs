@@ -193,3 +193,33 @@ fn split_of(part: IovaRange, lg2: u32) -> Error {
     let at = if cut_first { part.start() } else { part.last() };
     Error::WouldSplit { leaf: block_of(at.get(), lg2) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io_pgtable::{Arena, X86_64, X86_64Config};
+    use crate::prot::Prot;
+
+    #[test]
+    fn spans_are_read_as_many_as_have_room_and_the_rest_is_said_over_holes() {
+        let format = X86_64::new(X86_64Config::new(48, 48)).unwrap();
+        let mut table = PageTable::new(format, Arena::default()).unwrap();
+        let whole = table.whole();
+        let pages = [3, 4, 9, 7, 8].map(|n| Span::new(PhysAddr::new(n << 12), 1 << 12).unwrap());
+        whole.map_spans(Iova::new(0x1000), &pages, Prot::READ).unwrap();
+        // A hole behind them, and a page that has no room.
+        whole.map_spans(Iova::new(0x8000), &pages[..1], Prot::READ).unwrap();
+        let range = |first, last| IovaRange::new(Iova::new(first), Iova::new(last)).unwrap();
+        let span = |n: u64, pages: u64| Span::new(PhysAddr::new(n << 12), pages << 12).unwrap();
+        let expected = [span(3, 2), span(9, 1), span(7, 2), span(3, 1)];
+        let ends = [0x1000, 0x3000, 0x4000, 0x8000];
+        let all = range(0x1000, 0x8fff);
+        for room in 0..5 {
+            let mut spans = [span(0, 1); 4];
+            let mut buf = SpanBuf::new(&mut spans[..room.min(4)]);
+            let rest = whole.spans(all, &mut buf);
+            assert_eq!(rest, ends.get(room).map(|&at| range(at, 0x8fff)));
+            assert_eq!(buf.spans(), &expected[..room.min(4)]);
+        }
+    }
+}

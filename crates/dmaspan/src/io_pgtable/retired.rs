@@ -52,3 +52,26 @@ impl<L> Retired<L> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Iova;
+
+    #[test]
+    fn what_is_covered_is_the_least_range_around_all_of_it() {
+        let range = |(first, last)| IovaRange::new(Iova::new(first), Iova::new(last)).unwrap();
+        let all = || (0..5).flat_map(|first| (first..5).map(move |last| (first, last)));
+        for (one, more) in all().flat_map(|one| all().map(move |more| (one, more))) {
+            let mut retired = Retired::<()>::nothing();
+            assert!(retired.is_empty());
+            retired.cover(range(one));
+            assert_eq!(retired.range(), Some(range(one)));
+            retired.cover(range(more));
+            assert_eq!(retired.range(), Some(range((one.0.min(more.0), one.1.max(more.1)))));
+            assert!(!retired.is_empty() && !retired.has_tables());
+        }
+        let tables = Retired { tables: Some(()), ..Retired::nothing() };
+        assert!(!tables.is_empty() && tables.has_tables());
+    }
+}

@@ -240,7 +240,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut entered = (at, top);
         let result = loop {
             let cap = if entered.0 == at { entered.1 } else { top };
-            let level = self.uncovered_level(at, last).min(cap);
+            let level = Self::uncovered_level(at, last, cap);
             let level = match cursor.reach(at, level) {
                 Reached::Table => level,
                 Reached::Stopped { level, .. } => level,
@@ -269,19 +269,20 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 Some(End::Partial) => {}
             }
         };
+        // Where all of 2^64 is taken away, it stopped where it began.
         if let Some(taken) = before(range, Iova::new(at)).filter(|_| at != first || result.is_ok())
         {
-            retired.cover(if result.is_ok() { range } else { taken });
+            retired.cover(taken);
         }
         (at, result)
     }
 
-    /// The level of the highest table around `at` that `at..=last` does not cover whole: entries
-    /// are taken out of that one.
+    /// The level, up to `cap`, of the highest table around `at` that `at..=last` does not cover
+    /// whole: entries are taken out of that one.
     #[inline(always)]
-    fn uncovered_level(&self, at: u64, last: u64) -> u32 {
+    fn uncovered_level(at: u64, last: u64, cap: u32) -> u32 {
         let mut level = 0;
-        while level < self.geometry.top_level {
+        while level < cap {
             let block = lg2::mask(F::shift(level + 1));
             if at & block != 0 || last - at < block {
                 break;

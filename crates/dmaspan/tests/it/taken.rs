@@ -28,8 +28,8 @@ struct Watched {
 
 #[derive(Default)]
 struct State {
-    /// What hardware sees, by its physical address.
-    seen: BTreeMap<u64, u64>,
+    /// What hardware sees of tables in the tree, by their physical addresses.
+    seen: BTreeMap<u64, Vec<u64>>,
     /// Where tables are, by their places in this process.
     tables: BTreeMap<usize, u64>,
     looks: u64,
@@ -43,19 +43,17 @@ impl Watched {
         Self { inner, state: Arc::default() }
     }
 
-    fn write_back(&self, state: &mut State, paddr: u64, bytes: u64) {
-        for word in (lg2::align_down(paddr, 3)..paddr + bytes).step_by(8) {
-            let value = self.inner.read_u64(PhysAddr::new(word)).unwrap();
-            state.seen.insert(word, value);
-        }
+    fn words(&self, paddr: u64, bytes: u64) -> Vec<u64> {
+        let words = (paddr..paddr + bytes).step_by(8);
+        words.map(|word| self.inner.read_u64(PhysAddr::new(word)).unwrap()).collect()
     }
 
-    /// Everything in tables that are not freed was written back, besides these bits.
+    /// Everything was written back, besides these bits.
     fn check(&self, not_read: u64) {
-        for (&paddr, &seen) in &self.state.lock().seen {
-            if let Ok(word) = self.inner.read_u64(PhysAddr::new(paddr)) {
-                assert_eq!(word | not_read, seen | not_read, "{paddr:#x} was not written back");
-            }
+        for (&paddr, seen) in &self.state.lock().seen {
+            let words = self.words(paddr, 8 * seen.len() as u64);
+            let is_seen = |(word, seen): (&u64, &u64)| word | not_read == seen | not_read;
+            assert!(words.iter().zip(seen).all(is_seen), "{paddr:#x} was not written back");
         }
     }
 }
@@ -88,7 +86,7 @@ unsafe impl<W: Word> TableMemory<W> for Watched {
         self.inner.publish(fresh);
         let mut state = self.state.lock();
         state.tables.insert(place, paddr);
-        self.write_back(&mut state, paddr, bytes);
+        state.seen.insert(paddr, self.words(paddr, bytes));
     }
 
     fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
@@ -104,12 +102,16 @@ unsafe impl<W: Word> TableMemory<W> for Watched {
         for line in place >> 6..=(place + bytes - 1) >> 6 {
             *state.lines.entry(line).or_default() += 1;
         }
-        let (start, paddr) = state.tables.range(..=place).next_back().unwrap();
-        let paddr = paddr + (place - start) as u64;
-        self.write_back(&mut state, paddr, bytes as u64);
+        let (&start, &paddr) = state.tables.range(..=place).next_back().unwrap();
+        // Words of 8 bytes, whatever entries have.
+        let (from, end) = ((place - start) & !7, (place - start + bytes).next_multiple_of(8));
+        let words = self.words(paddr + from as u64, (end - from) as u64);
+        state.seen.get_mut(&paddr).unwrap()[from / 8..end / 8].copy_from_slice(&words);
     }
 
     fn retire(&self, list: &mut ArenaList, table: TableAddr) {
+        let paddr = table.paddr().get();
+        assert!(self.state.lock().seen.remove(&paddr).is_some(), "{paddr:#x} is no table");
         TableMemory::<W>::retire(&self.inner, list, table);
     }
 
@@ -143,6 +145,8 @@ struct World<F: Format> {
     sizes: Vec<u32>,
     /// Of a hundred stretches so many are holes.
     holes: u64,
+    /// log2 of what the largest table in the window translates.
+    largest: u32,
     next_paddr: u64,
 }
 
@@ -178,9 +182,12 @@ impl<F: Format> World<F> {
             free(&table, retired);
         }
         let (block, top) = (F::shift(1), geometry.top_level);
-        // Around a border between tables of the second level, if there is one, or at an end.
-        let len = 8 << block;
-        let around = (top >= 2).then(|| lg2::size(F::shift(2)) - (4 << block));
+        // Around a border between tables of the second level, if there is one, or at an end; few
+        // tables of pages, or those that have all of such a table below them.
+        let is_wide = top >= 2 && seed % 2 == 1;
+        let largest = if is_wide { F::shift(2) } else { block };
+        let len = if is_wide { 2 << largest } else { 8 << block };
+        let around = (top >= 2).then(|| lg2::size(F::shift(2)) - len.min(4 << block));
         let start = match seed % 3 {
             0 => around.unwrap_or(0),
             1 => 0,
@@ -197,7 +204,8 @@ impl<F: Format> World<F> {
             tables: BTreeSet::new(),
             window: range(start, len),
             sizes,
-            holes: [0, 0, 2, 10][usize::try_from(seed % 4).unwrap()],
+            holes: [10, 0, 0, 0, 2, 0][usize::try_from(seed % 6).unwrap()],
+            largest,
             next_paddr: 0,
         }
     }
@@ -235,7 +243,11 @@ impl<F: Format> World<F> {
     fn map(&mut self, at: u64) -> u64 {
         let last = self.window.last().get();
         let end = self.leaves.range(at..).next().map_or(last, |(&next, _)| (next - 1).min(last));
-        let most = self.rng.index(self.sizes.len());
+        let is_wide = self.largest > F::shift(1);
+        let most = match self.rng.below(8) {
+            0..6 if is_wide => self.sizes.len() - 1,
+            _ => self.rng.index(self.sizes.len()),
+        };
         let fits = |lg2: &&u32| lg2::is_aligned(at, **lg2) && end - at >= lg2::mask(**lg2);
         let sizes: Vec<u32> = self.sizes[..=most].iter().filter(fits).copied().collect();
         for lg2 in sizes.into_iter().rev() {
@@ -271,7 +283,7 @@ impl<F: Format> World<F> {
         let (first, last) = (self.window.start().get(), self.window.last().get());
         let border = |rng: &mut Rng| {
             let any = first + rng.next() % (last - first + 1);
-            let lg2 = [F::GRANULE_LG2, F::GRANULE_LG2, F::shift(1), F::shift(1), F::shift(1) + 1];
+            let lg2 = [F::GRANULE_LG2, F::GRANULE_LG2, F::shift(1), self.largest, F::shift(1) + 1];
             let at = lg2::align_down(any, lg2[rng.index(lg2.len())]);
             match self.leaves.range(..=at).next_back() {
                 Some((&start, leaf)) if at - start < lg2::size(leaf.lg2) && rng.below(8) > 0 => {
@@ -352,6 +364,7 @@ impl<F: Format> World<F> {
         retired: Retired<ArenaList>,
     ) {
         assert_eq!((retired.range(), retired.leaf_sizes()), (taken, sizes));
+        assert_eq!(retired.is_empty(), taken.is_none());
         let memory = self.memory().clone();
         let (looks, lines) = {
             let mut state = memory.state.lock();
@@ -412,6 +425,18 @@ impl<F: Format> World<F> {
             (Error::WouldSplit { leaf }, Stop::Cut(block)) => assert_eq!(*leaf, block),
             _ => panic!("{error} for {stop:x?}"),
         }
+    }
+
+    /// Takes out the tables that became empty.
+    fn reclaim(&mut self) {
+        let retired = self.table.whole().reclaim(self.window).unwrap();
+        free(&self.table, retired);
+        let leaves = &self.leaves;
+        self.tables.retain(|&(level, start)| {
+            let last = start + lg2::mask(F::shift(level + 1));
+            leaves.range(start..=last).next().is_some()
+        });
+        assert_eq!(self.memory().inner.tables(), self.roots + self.tables.len());
     }
 
     /// A look at all that is left.
@@ -562,9 +587,10 @@ impl<F: Format> World<F> {
 }
 
 fn run<F: Format + Debug>(format: impl Fn() -> F) {
-    for seed in 0..12 {
+    for seed in 0..9 {
         let mut world = World::new(format(), seed);
-        for _ in 0..24 {
+        let is_wide = world.largest > F::shift(1);
+        for round in 0..if is_wide { 4 } else { 14 } {
             world.fill();
             world.forget();
             for _ in 0..3 {
@@ -573,6 +599,10 @@ fn run<F: Format + Debug>(format: impl Fn() -> F) {
                 } else {
                     world.unmap_spans();
                 }
+            }
+            // Otherwise pages are mapped below those.
+            if is_wide || round % 2 == 0 {
+                world.reclaim();
             }
             world.check();
         }
@@ -600,4 +630,27 @@ fn unmaps_of_a_tree_that_grew_take_name_and_detach_what_they_say() {
 #[test]
 fn unmaps_of_single_entries_take_name_and_detach_what_they_say() {
     run(|| X86_64::new(X86_64Config::new(48, 48)).unwrap());
+}
+
+#[test]
+fn all_of_64_bits_is_taken_away_at_once() {
+    let memory = Watched::new();
+    let config = AmdV1Config { first_levels: 6, ..AmdV1Config::new(64, 52) };
+    let format = AmdV1::new(config).unwrap();
+    let mut table = PageTable::new(format, memory.clone()).unwrap();
+    // As much as there is memory, again and again.
+    let (size, count) = (1u64 << 48, 1 << 4);
+    for n in 0..1 << 12 {
+        let at = Iova::new(n * count * size);
+        let mapped = table.whole().map_pages(at, PhysAddr::new(0), size, count, PROT);
+        assert_eq!(mapped, (count * size, Ok(())));
+    }
+    let mut room = vec![span(0, 1); 1 << 12];
+    let mut buf = SpanBuf::new(&mut room);
+    let unmapped = table.whole().unmap(IovaRange::ALL, &mut buf).unwrap();
+    assert!(unmapped.rest.is_none() && buf.spans().iter().all(|&it| it == span(0, 1 << 52)));
+    assert_eq!((buf.len(), unmapped.retired.range()), (1 << 12, Some(IovaRange::ALL)));
+    assert_eq!(unmapped.retired.leaf_sizes(), size);
+    free(&table, unmapped.retired);
+    assert_eq!((table.walk(IovaRange::ALL).count(), memory.inner.tables()), (0, 1));
 }

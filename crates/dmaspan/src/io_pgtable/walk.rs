@@ -84,12 +84,11 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Walk<'t, F, M> {
     fn read(&mut self, range: IovaRange) {
         let table = self.table;
         let (open, runs) = (&mut self.open, &mut self.read);
-        let (mut count, mut pieces) = (0, 0);
-        let ended = table.read(range, |piece| {
-            if pieces == PIECES || count == BATCH {
-                return ControlFlow::Break(piece.start());
+        let mut count = 0;
+        self.rest = table.read_section(range, |piece| {
+            if count == BATCH {
+                return ControlFlow::Break(());
             }
-            pieces += 1;
             let Piece::Leaves { range, paddr, level, word, .. } = piece else {
                 return ControlFlow::Continue(());
             };
@@ -106,7 +105,6 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Walk<'t, F, M> {
             ControlFlow::Continue(())
         });
         self.left = 0..count;
-        self.rest = ended.break_value().and_then(|next| IovaRange::new(next, range.last()));
     }
 }
 
@@ -230,6 +228,24 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.scan(range, visit)
     }
 
+    /// The same up to a piece that `visit` breaks at, or to as many as a section has; returns what
+    /// is left of `range`, from that piece on.
+    fn read_section(
+        &self,
+        range: IovaRange,
+        mut visit: impl FnMut(Piece<F::Word>) -> ControlFlow<()>,
+    ) -> Option<IovaRange> {
+        let mut pieces = 0;
+        let ended = self.read(range, |piece| {
+            if pieces == PIECES || visit(piece).is_break() {
+                return ControlFlow::Break(piece.start());
+            }
+            pieces += 1;
+            ControlFlow::Continue(())
+        });
+        ended.break_value().and_then(|next| IovaRange::new(next, range.last()))
+    }
+
     /// A [reader](super::readers), until it is dropped.
     pub(super) fn reader(&self) -> Reader<'_, F, M> {
         Reader { table: self, generation: self.readers.enter() }
@@ -280,16 +296,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut census = LeafCensus::default();
         let mut rest = self.geometry.aperture.intersection(range);
         while let Some(range) = rest {
-            let mut pieces = 0;
-            let ended = self.read(range, |piece| {
-                if pieces == PIECES {
-                    return ControlFlow::Break(piece.start());
-                }
-                pieces += 1;
+            rest = self.read_section(range, |piece| {
                 census.count_piece(&piece);
                 ControlFlow::Continue(())
             });
-            rest = ended.break_value().and_then(|next| IovaRange::new(next, range.last()));
         }
         census
     }
@@ -333,5 +343,73 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
             Some(range) => self.table.census(range),
             None => LeafCensus::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io_pgtable::{Arena, X86_64, X86_64Config};
+    use crate::span::SpanBuf;
+
+    fn range(start: u64, len: u64) -> IovaRange {
+        IovaRange::from_len(Iova::new(start), len).unwrap()
+    }
+
+    fn span(paddr: u64, len: u64) -> Span {
+        Span::new(PhysAddr::new(paddr), len).unwrap()
+    }
+
+    #[test]
+    fn a_section_ends_at_its_bound_and_the_next_goes_on_there() {
+        const BLOCK: u64 = 2 << 20;
+        let format = X86_64::new(X86_64Config::new(48, 48)).unwrap();
+        let tables = Arena::new(PhysAddr::new(1 << 30), 8 << 20);
+        let mut table = PageTable::new(format, tables).unwrap();
+        let whole = table.whole();
+        let blocks = PIECES as u64 + 40;
+        let mut room = SpanBuf::room::<1>();
+        // Empty tables, each of which is a hole by itself.
+        for n in 0..blocks {
+            whole.map_spans(Iova::new(n * BLOCK), &[span(0, 4096)], Prot::READ).unwrap();
+            let mut buf = SpanBuf::new(&mut room);
+            let gone = whole.unmap(range(n * BLOCK, 4096), &mut buf).unwrap();
+            assert!(!gone.retired.has_tables());
+        }
+        let all = range(0, blocks * BLOCK);
+        let mut visited = 0;
+        let rest = table.read_section(all, |_| {
+            visited += 1;
+            ControlFlow::Continue(())
+        });
+        assert_eq!(visited, PIECES);
+        assert_eq!(rest, Some(range(PIECES as u64 * BLOCK, 40 * BLOCK)));
+        assert_eq!(table.read_section(rest.unwrap(), |_| ControlFlow::Continue(())), None);
+        let rest = table.read_section(all, |piece| match piece.start().get() / BLOCK {
+            3 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        });
+        assert_eq!(rest, Some(range(3 * BLOCK, (blocks - 3) * BLOCK)));
+        // What is behind a section is found, too.
+        let last = Iova::new((blocks - 1) * BLOCK);
+        table.whole().map_spans(last, &[span(0x5000, 4096)], Prot::READ).unwrap();
+        assert_eq!(table.census(all).total(), 1);
+        assert_eq!(table.walk(all).map(|run| run.range.start()).next(), Some(last));
+        assert_eq!(table.iova_to_phys(last.wrapping_add(7)), Some(PhysAddr::new(0x5007)));
+        assert_eq!(table.iova_to_phys(last.wrapping_add(1 << 48)), None, "it is no IOVA");
+    }
+
+    #[test]
+    fn a_census_of_spans_counts_leaves_by_size_and_adds_up() {
+        let sizes = 1 << 12 | 1 << 21;
+        let spans = [span(0x1ff_f000, 0x3000), span(0x20_2000, 2 << 20)];
+        let mut census = LeafCensus::of_spans(sizes, Iova::new(0x1f_f000), &spans);
+        assert_eq!(census.sizes().collect::<alloc::vec::Vec<_>>(), [(12, 515)]);
+        let large = LeafCensus::of_spans(sizes, Iova::new(0), &[span(4 << 20, 4 << 20)]);
+        census.add(&large);
+        census.add(&large);
+        let count = |lg2| census.count(lg2);
+        assert_eq!([12, 13, 21, 64].map(count), [515, 0, 4, 0]);
+        assert_eq!(census.total(), 519);
     }
 }

@@ -500,8 +500,9 @@ impl<P: Pinner> State<P> {
         tree.visit_mut(at, IovaRange::ALL.last(), |slot| {
             match core::mem::replace(&mut slot.state, SlotState::Busy) {
                 SlotState::Mapped(mapping) => return Some(mapping),
-                SlotState::Quarantined(mapping) if mapping.has_rest() => {
+                SlotState::Quarantined(mut mapping) if mapping.has_rest() => {
                     quarantine.leave();
+                    mapping.leaving.unfinished |= mapping.leaving.then == Then::Go;
                     return Some(mapping);
                 }
                 other => slot.state = other,

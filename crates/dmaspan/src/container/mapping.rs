@@ -158,7 +158,7 @@ pub(super) struct Leaving {
     pub(super) lost: bool,
     /// Whether it stays when it is taken down, without a pin.
     pub(super) then: Then,
-    /// Whether the map that made it has failed: it is not mapped as a whole.
+    /// Whether the map that made it has failed, or an unmap: it is not mapped as a whole, and goes.
     pub(super) unfinished: bool,
 }
 
@@ -173,6 +173,11 @@ pub(super) enum Then {
 }
 
 impl Leaving {
+    /// What becomes of it where those around it do this.
+    pub(super) fn then(&self, then: Then) -> Then {
+        if self.unfinished { Then::Go } else { then }
+    }
+
     /// Goes on by bytes that the current run has, `run` being its rest.
     #[inline(always)]
     pub(super) fn pass(&mut self, run: BackingRun, bytes: u64) {

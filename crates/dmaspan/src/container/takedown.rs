@@ -334,12 +334,11 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         if self.down == 0 {
             return;
         }
-        let (then, container) = (self.then, self.container);
         let mut gone = None;
-        let mut all = container.state.lock();
+        let mut all = self.container.state.lock();
         for _ in 0..core::mem::take(&mut self.down) {
             let Some(mut mapping) = self.take_first() else { break };
-            let range = mapping.range;
+            let (range, then) = (mapping.range, mapping.leaving.then(self.then));
             if !mapping.is_free(0) {
                 mapping.leaving.then = then;
                 let source = mapping.unforgotten();
@@ -405,7 +404,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
             let kept = self.outcome.kept.get_or_insert(kept);
             if mapping.leaving.bytes > 0 || mapping.leaving.unfinished {
                 mapping.leaving.failed = mapping.leaving.failed.or(Some(full));
-                mapping.leaving.then = self.then;
+                mapping.leaving.then = mapping.leaving.then(self.then);
                 all.quarantine(mapping);
                 continue;
             }
@@ -561,6 +560,62 @@ impl<'s> Spans<'s> {
             self.skip += len;
             if self.skip == span.len() {
                 (self.spans, self.skip) = (rest, 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::addr::PhysAddr;
+
+    /// Spans of these lengths, none of which touches the next.
+    fn spans(lens: [u64; 3]) -> [Span; 3] {
+        let mut start = 0;
+        lens.map(|len| {
+            start += 16;
+            Span::covering(PhysAddr::new(start), len - 1)
+        })
+    }
+
+    fn bytes(spans: &[Span]) -> Vec<u64> {
+        spans.iter().flat_map(|span| span.paddr().get()..=span.last().get()).collect()
+    }
+
+    #[test]
+    fn spans_are_handed_out_byte_by_byte_and_whole_ones_at_once() {
+        let lens = |n: u64| [n % 3 + 1, n / 3 % 3 + 1, n / 9 + 1];
+        for lens in (0..27).map(lens) {
+            let (spans, ends) = (spans(lens), [lens[0], lens[0] + lens[1], lens.iter().sum()]);
+            let (all, len) = (bytes(&spans), ends[2]);
+            for (first, last) in (0..=len).flat_map(|last| (0..=last).map(move |at| (at, last))) {
+                let mut rest = Spans::new(&spans);
+                // Of no more than there are, also where more are asked for.
+                let parts = [(0, first), (first, last), (last, len + 1), (len, len + 1)];
+                let mut found = Vec::new();
+                for (at, end) in parts {
+                    let mut calls = 0;
+                    rest.next(end - at, |spans| {
+                        calls += 1;
+                        found.extend(bytes(spans));
+                    });
+                    let end = end.min(len);
+                    let inside = |at| at > 0 && !ends.contains(&at);
+                    let whole = ends.iter().zip(lens);
+                    let whole = whole.filter(|(to, len)| **to - len >= at && **to <= end).count();
+                    let cut = usize::from(inside(at)) + usize::from(inside(end));
+                    let within = ends.iter().all(|it| *it <= at || end < *it);
+                    let expected = match at < end {
+                        true if within => 1,
+                        true => cut + usize::from(whole > 0),
+                        false => 0,
+                    };
+                    assert_eq!(calls, expected, "{at}..{end} of {lens:?}");
+                }
+                assert_eq!(found, all, "{first}, {last} of {lens:?}");
             }
         }
     }

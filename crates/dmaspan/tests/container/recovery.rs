@@ -4,10 +4,12 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use dmaspan::container::{Attach, DomainId, Error, Interrupts, MapRequest, Version};
+use dmaspan::container::{
+    Attach, DomainId, Error, Interrupts, MapRequest, UnmapNotifier, Version,
+};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Account, Container, Iova, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
@@ -189,6 +191,15 @@ fn a_pinner_that_panics_over_what_hardware_confirmed_is_not_asked_again() {
 /// Hardware that never confirms an invalidation, and lets go of its tables.
 struct LetsGo(Tlb);
 
+/// A domain of such hardware.
+fn lets_go() -> (Domain<ArmLpaeS1<12>, Arena, LetsGo>, Arena) {
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, tables.clone()).unwrap();
+    let iotlb = Iotlb::new(walker(&table), tables.clone());
+    (Domain::new(table, LetsGo(iotlb)).unwrap(), tables)
+}
+
 // SAFETY: all is done by the simulated hardware, or not confirmed.
 unsafe impl IommuOps for LetsGo {
     type Address = PhysAddr;
@@ -211,11 +222,7 @@ fn hardware_that_lets_go_at_the_end_leaves_nothing_pinned_though_no_more_could_w
     const MAPPINGS: u64 = 2048;
     for dropped in [false, true] {
         let owner = Owner::new(2);
-        let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
-        let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
-        let table = PageTable::new(format, tables.clone()).unwrap();
-        let iotlb = Iotlb::new(walker(&table), tables.clone());
-        let domain = Domain::new(table, LetsGo(iotlb)).unwrap();
+        let (domain, tables) = lets_go();
         let container = Container::<_, parking_lot::RawMutex, 4>::of_batch(
             owner.pinner(),
             Arc::clone(&owner.account),
@@ -275,5 +282,47 @@ fn a_failed_map_that_could_not_be_taken_back_is_no_mapping() {
     }
     iotlb.fail_next_invalidations(0);
     assert_eq!(container.unmap_all().unwrap(), (TABLES + failed * 3) * PAGE);
+    owner.assert_untouched();
+}
+
+/// A device that has nothing pinned.
+struct Idle;
+
+impl UnmapNotifier for Idle {
+    fn unmapping(&self, _range: IovaRange) {}
+}
+
+#[test]
+fn neither_a_map_that_failed_nor_a_mapping_that_was_to_go_stays_for_emulated_devices() {
+    const TABLES: u64 = 9;
+    let owner = Owner::new(16);
+    let (domain, _) = lets_go();
+    let container = Container::<_, parking_lot::RawMutex, 1>::of_batch(
+        owner.pinner(),
+        Arc::clone(&owner.account),
+    );
+    container.attach_emulated(Arc::new(Idle)).unwrap();
+    let id = container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    // These stay, and no table is empty.
+    let place = |table: u64, n: u64| Iova::new((table << 21) + n * 4 * PAGE);
+    for table in 0..TABLES {
+        container.map(&owner.space, owner.pages(15, 1), place(table, 0), PROT).unwrap();
+    }
+    let gone = place(0, 1);
+    container.map(&owner.space, owner.pages(0, 3), gone, PROT).unwrap();
+    for at in (0..TABLES).flat_map(|table| (2..128).map(move |n| place(table, n))) {
+        let asked = Cell::new(0);
+        let cancelled = || asked.replace(asked.get() + 1) == 1;
+        let request = MapRequest::new(&owner.space, owner.pages(0, 3), at, PROT);
+        let error = container.map_request(&request.cancelled_by(&cancelled)).unwrap_err();
+        assert!(matches!(error, Error::Cancelled { .. }), "{at}: {error}");
+    }
+    // There is room for a part of it.
+    let error = container.unmap(range(gone.get(), 3 * PAGE)).unwrap_err();
+    assert!(matches!(error, Error::NotForgotten { .. }), "{error}");
+    // The hardware lets go now.
+    container.detach(id).unwrap();
+    assert_eq!(container.mappings() as u64, TABLES);
+    assert_eq!(container.unmap_all().unwrap(), TABLES * PAGE);
     owner.assert_untouched();
 }

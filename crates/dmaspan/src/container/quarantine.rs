@@ -387,3 +387,39 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::PhysAddr;
+
+    #[test]
+    fn all_room_is_handed_out_of_which_nobody_gets_more_than_an_eighth() {
+        for (batch, held) in [(1, 0), (1, 3), (64, 0), (65, 100), (256, 0)] {
+            let mut quarantine = Quarantine::default();
+            quarantine.make_room(batch, 1).unwrap();
+            let room = quarantine.pieces.capacity();
+            assert!(room >= 1024 && room >= 16 * batch);
+            let span = Span::covering(PhysAddr::new(0), 1);
+            (0..held).for_each(|_| quarantine.hold(Iova::new(0), span, Kind::Memory, 0));
+            quarantine.make_room(batch, 1).unwrap();
+            assert_eq!(quarantine.pieces.capacity(), room, "there is room already");
+            let (mut free, mut handed_out) = (room - held, Vec::new());
+            loop {
+                let spans = quarantine.reserve(usize::MAX);
+                // Each span may become two pieces.
+                assert_eq!(spans, (free / 8).max(1).min(free / 2), "{free} of {room}");
+                if spans == 0 {
+                    break;
+                }
+                free -= 2 * spans;
+                handed_out.push(spans);
+            }
+            assert!(free < 2);
+            handed_out.iter().for_each(|spans| quarantine.give_back(*spans));
+            assert_eq!(quarantine.reserve(5), 5);
+            quarantine.give_back(5);
+            assert_eq!(quarantine.reserve(usize::MAX), (room - held) / 8);
+        }
+    }
+}

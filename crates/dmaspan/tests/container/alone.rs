@@ -11,12 +11,13 @@ use dmaspan::container::{Attach, DirtyRead, Error, Interrupts, MapRequest};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, Event, Observed, Observer};
 use dmaspan::pin::Kind;
-use dmaspan::{Account, Container, Iova, PhysAddr, UserAddr, UserRange};
+use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinError, SimPinner, SimSpace};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use parking_lot::Mutex;
 
 use crate::common::{PROT, faulty_domain, range, walker};
 use crate::hooked::{Hooked, Owner, size};
@@ -38,19 +39,38 @@ impl Observer for Bomb {
     }
 }
 
+/// Keeps what it hears of unmaps.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<IovaRange>>>);
+
+impl Observer for Heard {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Unmapping { range, .. } = event {
+            self.0.lock().push(*range);
+        }
+    }
+}
+
 /// With room in quarantine for 512 pages.
 type Small = Container<Hooked, parking_lot::RawMutex, 64>;
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 
-/// A container whose domain a bomb observes.
-fn observed(owner: &Owner) -> (Small, Bomb, Tlb) {
+/// A container whose domain this observes.
+fn observed_by(owner: &Owner, observer: impl Observer + 'static) -> (Small, Tlb) {
     let memory = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let table = PageTable::new(format, memory.clone()).unwrap();
-    let (iotlb, bomb) = (Iotlb::new(walker(&table), memory), Bomb::default());
-    let domain = Domain::new(table, Observed::new(iotlb.clone(), bomb.clone())).unwrap();
+    let iotlb = Iotlb::new(walker(&table), memory);
+    let domain = Domain::new(table, Observed::new(iotlb.clone(), observer)).unwrap();
     let container = Small::of_batch(owner.pinner(), Arc::clone(&owner.account));
     container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    (container, iotlb)
+}
+
+/// A container whose domain a bomb observes.
+fn observed(owner: &Owner) -> (Small, Bomb, Tlb) {
+    let bomb = Bomb::default();
+    let (container, iotlb) = observed_by(owner, bomb.clone());
     (container, bomb, iotlb)
 }
 
@@ -75,6 +95,20 @@ fn panics_often(owner: &Owner, tlb: &Tlb, container: &Small, once: impl Fn(u64))
 
 fn map_one(owner: &Owner, container: &Small, n: u64) {
     container.map(&owner.space, owner.pages(n, 1), Iova::new(n * PAGE), PROT).unwrap();
+}
+
+#[test]
+fn observers_hear_of_each_mapping_that_is_unmapped_once_whether_alone_or_with_others() {
+    const MANY: u64 = 150;
+    let (owner, heard) = (Owner::new(MANY), Heard::default());
+    let (container, _) = observed_by(&owner, heard.clone());
+    (0..MANY).for_each(|n| map_one(&owner, &container, n));
+    container.unmap(range(0, PAGE)).unwrap();
+    assert_eq!(*heard.0.lock(), [range(0, PAGE)]);
+    container.unmap_all().unwrap();
+    let all: Vec<_> = (0..MANY).map(|n| range(n * PAGE, PAGE)).collect();
+    assert_eq!(*heard.0.lock(), all);
+    owner.assert_untouched();
 }
 
 #[test]

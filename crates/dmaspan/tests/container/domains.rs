@@ -322,6 +322,24 @@ fn large_leaves_of_one_format_are_copied_into_those_of_another() {
 }
 
 #[test]
+fn a_mapping_of_more_spans_than_pages_that_all_domains_have_is_unmapped_whole() {
+    let mut world = World::<256>::new();
+    let (small, view) = arm::<12>(&world.faults, 48);
+    let id = world.container.attach(small, Attach::new(Interrupts::Isolated)).unwrap();
+    world.attached.push((id, view));
+    world.attach(0);
+    // Their granules are two, and of their leaves those of 2 MiB are the least in both.
+    let both = 2 << 20;
+    assert_eq!(world.container.info().page_sizes.trailing_zeros(), 21);
+    world.map(both, both >> G, 1);
+    assert!(world.model[&both].len() > 1);
+    world.check();
+    world.unmap(both);
+    assert_eq!(world.attached[0].1.probe(2 * both - 1), None);
+    world.check();
+}
+
+#[test]
 fn what_is_no_memory_is_copied_as_such() {
     let mut world = World::<2>::new();
     let at = |n: u64| UserAddr::new((1 << 46) + (n << G));

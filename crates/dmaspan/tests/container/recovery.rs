@@ -4,9 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use dmaspan::container::{
-    Attach, DomainId, Error, Interrupts, MapRequest, UnmapNotifier, Version,
-};
+use dmaspan::container::{Attach, DomainId, Error, Interrupts, MapRequest, UnmapNotifier, Version};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};

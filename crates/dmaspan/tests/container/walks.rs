@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use dmaspan::container::{Attach, DirtyRead, Error, Interrupts};
+use dmaspan::container::{Attach, DirtyRead, Error, Interrupts, MapRequest};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
-use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
+use dmaspan::iommu::{Domain, Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
@@ -20,19 +20,32 @@ use crate::hooked::{Hooking, Owner};
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// A simulated IOMMU that has something done before it invalidates the next time.
+/// A simulated IOMMU that has something done before it invalidates, or hears of a map, the next
+/// time.
 struct Meanwhile(Tlb, Hook);
+
+impl Meanwhile {
+    fn fire(&self) {
+        let hook = self.1.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
+}
 
 // SAFETY: all is done by the simulated IOMMU, after what is no part of it.
 unsafe impl IommuOps for Meanwhile {
     type Address = PhysAddr;
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
-        let hook = self.1.lock().take();
-        if let Some(hook) = hook {
-            hook();
-        }
+        self.fire();
         self.0.invalidate(what)
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Mapping { .. } = event {
+            self.fire();
+        }
     }
 
     fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
@@ -118,7 +131,70 @@ fn a_map_to_where_hardware_may_walk_detached_tables_fails_while_it_does_not_forg
     owner.assert_untouched();
 }
 
-/// A container with device memory at page 100 and memory at page 10000, which a device has used.
+#[test]
+fn the_last_of_the_unmaps_of_neighbours_that_meet_takes_their_table_with_it() {
+    for count in 1..4 {
+        let owner = Owner::new(16);
+        let (container, iotlb, hook) = meanwhile(&owner);
+        for n in 0..=count {
+            let iova = Iova::new((100 + 4 * n) * PAGE);
+            container.map(&owner.space, owner.pages(2 * n, 2), iova, PROT).unwrap();
+            assert!(reached(&iotlb, 100 + 4 * n).is_some());
+        }
+        let (inner, last) = (Arc::clone(&container), pages(100 + 4 * count, 2));
+        *hook.lock() = Some(Box::new(move || assert_eq!(inner.unmap(last).unwrap(), 2 * PAGE)));
+        assert_eq!(container.unmap(pages(100, 4 * count)).unwrap(), 2 * count * PAGE);
+        assert_eq!((container.mappings(), iotlb.tables().tables()), (0, 1), "with {count}");
+        assert_eq!(iotlb.stale_links(IovaRange::ALL), []);
+        owner.assert_untouched();
+    }
+}
+
+#[test]
+fn an_unmap_says_what_of_its_range_others_left_in_use_meanwhile() {
+    let owner = Owner::new(16);
+    let (container, iotlb, hook) = meanwhile(&owner);
+    container.map(&owner.space, owner.pages(0, 2), Iova::new(100 * PAGE), PROT).unwrap();
+    let (inner, tlb) = (Arc::clone(&container), iotlb.clone());
+    let (space, user) = (Arc::clone(&owner.space), owner.pages(10, 2));
+    *hook.lock() = Some(Box::new(move || {
+        inner.map(&space, user, Iova::new(110 * PAGE), PROT).unwrap();
+        tlb.fail_next_invalidations(1);
+        assert!(matches!(inner.unmap(pages(110, 2)), Err(Error::NotForgotten { .. })));
+    }));
+    let error = container.unmap(pages(100, 20)).unwrap_err();
+    let Error::NotForgotten { range, kept, unmapped, .. } = error else { panic!("{error}") };
+    assert_eq!((range, kept, unmapped), (pages(110, 2), 2 * PAGE, 2 * PAGE));
+    assert_eq!(container.unmap(pages(100, 20)).unwrap(), 2 * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn walks_to_tables_that_a_refused_map_detaches_are_noted_while_hardware_does_not_forget_them() {
+    let owner = Owner::new(16);
+    let (container, iotlb, hook) = meanwhile(&owner);
+    container.map(&owner.space, owner.pages(0, 2), Iova::new(100 * PAGE), PROT).unwrap();
+    assert!(reached(&iotlb, 100).is_some());
+    let (inner, tlb) = (Arc::clone(&container), iotlb.clone());
+    *hook.lock() = Some(Box::new(move || {
+        // Its table is that of the map, too, which has begun.
+        assert_eq!(inner.unmap(pages(100, 2)).unwrap(), 2 * PAGE);
+        tlb.fail_next_invalidations(1);
+    }));
+    let poor = Account::new(0);
+    let refused = MapRequest::new(&owner.space, owner.pages(4, 2), Iova::new(104 * PAGE), PROT);
+    let error = container.map_request(&refused.owner(&poor)).unwrap_err();
+    assert!(matches!(error, Error::OverLimit { .. }), "{error}");
+    assert_eq!((iotlb.counters().invalidations_failed, container.mappings()), (1, 0));
+    container.map(&owner.space, owner.pages(10, 2), Iova::new(108 * PAGE), PROT).unwrap();
+    assert_eq!(reached(&iotlb, 108), Some(owner.frames[10]));
+    assert_eq!(container.unmap_all().unwrap(), 2 * PAGE);
+    assert_eq!(iotlb.stale_links(IovaRange::ALL), []);
+    owner.assert_untouched();
+}
+
+/// A container with device memory at page 100 and memory at pages 10000 and 30000, each in a table
+/// of its own, which a device has used.
 struct Revoked {
     container: Container<SimPinner, parking_lot::RawMutex>,
     space: Arc<SimSpace>,
@@ -140,6 +216,7 @@ fn revoked() -> Revoked {
         Container::with_domain(SimPinner::new(Arc::clone(&memory)), domain, Account::new(u64::MAX));
     container.map(&space, device, Iova::new(100 * PAGE), PROT).unwrap();
     container.map(&space, user, Iova::new(10000 * PAGE), PROT).unwrap();
+    container.map(&space, user, Iova::new(30000 * PAGE), PROT).unwrap();
     assert!(reached(&iotlb, 100).is_some() && reached(&iotlb, 10000).is_some());
     container.revoke(&space, device).unwrap();
     Revoked { container, space, memory, user, iotlb }
@@ -172,7 +249,7 @@ fn walks_that_hardware_did_not_forget_are_noted_as_long_as_it_does_not_though_no
 
 #[test]
 fn what_stays_mapped_when_its_last_domain_goes_was_written_all_of_it() {
-    for answers in [true, false] {
+    for (answers, restarts) in [(true, false), (false, false), (false, true)] {
         let owner = Owner::new(16);
         let (_model, container, _) = Model::attach(owner.container());
         let (domain, _, iotlb) = crate::common::marking_domain::<12>(&Faults::none());
@@ -191,6 +268,11 @@ fn what_stays_mapped_when_its_last_domain_goes_was_written_all_of_it() {
         }
         assert_eq!(container.detach(id).is_ok(), answers);
         assert_eq!(read(), 0x30f, "nobody asked hardware");
+        if restarts {
+            // It is not known by then what was written before.
+            container.stop_dirty().unwrap();
+            container.start_dirty().unwrap();
+        }
         if !answers {
             iotlb.fail_next_invalidations(0);
             // It waits for hardware, which answers now.

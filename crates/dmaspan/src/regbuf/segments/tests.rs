@@ -22,6 +22,39 @@ fn bytes(spans: impl Iterator<Item = Span>) -> Vec<u64> {
     spans.flat_map(|span| span.start().get()..=span.last().get()).collect()
 }
 
+/// What `import` puts into room for so many pieces, and then again, until it leaves some.
+fn filled(mut import: Import<'_, PhysAddr>, places: usize) -> Vec<Span> {
+    let (mut all, mut room) = (Vec::new(), vec![span(0, 1); places]);
+    loop {
+        let filled = import.fill(&mut room);
+        all.extend_from_slice(&room[..filled]);
+        if filled < places {
+            assert_eq!((import.bytes(), import.next()), (0, None));
+            return all;
+        }
+    }
+}
+
+/// Gone through at once, behind the first pieces, or by batches, the pieces are those one by one.
+fn check_ways(import: &Import<'_, PhysAddr>, layout: &Layout) {
+    let (mut rest, mut one_by_one) = (import.clone(), Vec::new());
+    loop {
+        let mut all = one_by_one.clone();
+        rest.clone().for_each(|piece| all.push(piece));
+        assert!(import.clone().eq(all), "behind {} pieces", one_by_one.len());
+        let Some(piece) = rest.next() else { break };
+        one_by_one.push(piece);
+    }
+    // Nobody unpins nothing.
+    for places in [1, 2, 3, 64].into_iter().filter(|_| import.bytes() > 0) {
+        assert_eq!(filled(import.clone(), places), one_by_one, "by batches of {places}");
+    }
+    match (layout, &one_by_one[..]) {
+        (Layout::One { .. }, [only]) => assert_eq!(import.single(), Some(*only)),
+        _ => assert_eq!(import.single(), None),
+    }
+}
+
 fn check(spans: &[Span]) {
     let segments = segments(spans);
     let all = bytes(spans.iter().copied());
@@ -34,6 +67,7 @@ fn check(spans: &[Span]) {
             let import = segments.import(offset, part).unwrap();
             let pieces = import.pieces();
             assert_eq!(import.clone().count(), pieces);
+            check_ways(&import, &segments.layout);
             let range = usize::try_from(offset).unwrap()..usize::try_from(offset + part).unwrap();
             assert_eq!(bytes(import), all[range], "{offset}+{part} of {spans:?}");
         }
@@ -57,6 +91,10 @@ fn every_part_is_found_in_uniform_segments() {
     // The first one begins below where a whole one would: addresses are modulo 2^64.
     check(&[span(0, 1), span(100, 8), span(u64::MAX - 7, 8), span(50, 8)]);
     check(&[span(10, 3), span(0, 8)]);
+    // So short that a wrong index is of another one.
+    let short: Vec<_> = (0..16).rev().map(|n| span(4 * n, 2)).collect();
+    assert_eq!(segments(&short).uniform_len(), Some(2));
+    check(&short);
 }
 
 #[test]

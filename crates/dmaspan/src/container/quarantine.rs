@@ -255,9 +255,6 @@ impl<P: Pinner> State<P> {
                 unpin_outputs(pinner, pin, &[span], kind, dirty);
             }
             mapping.leaving.held -= 1;
-            if mapping.leaving.held == 0 {
-                mapping.leaving.failed = None;
-            }
         }
     }
 

@@ -129,7 +129,6 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         if let Some(Mapping { pinned: Some(pinned), leaving, .. }) = self.first.as_deref_mut()
             && let Some(run) = pinned.runs.at(leaving.at)
         {
-            leaving.before = leaving.at;
             leaving.pass(run, taken);
             self.down = usize::from(taken == run.bytes);
         }
@@ -224,7 +223,6 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         let mut next = self.first.as_deref_mut();
         while let Some(mapping) = next {
             let Mapping { range, pinned, leaving, .. } = &mut *mapping;
-            leaving.before = leaving.at;
             while let Some(run) = pinned.as_ref().and_then(|p| p.runs.at(leaving.at)) {
                 let mut taken = run.bytes;
                 if run.behind != Behind::Revoked {

@@ -131,6 +131,8 @@ impl<L> Drop for Tried<'_, L> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
     use crate::addr::Iova;
     use crate::io_pgtable::Retired;
@@ -166,6 +168,26 @@ mod tests {
         assert_eq!(again.invalidation().scope, Scope::Ranges(&expected));
         tried.failed(again, merge);
         let (tried, _) = Tried::begin(&unconfirmed).unwrap();
+        tried.confirmed();
+        assert_eq!(unconfirmed.oldest(), None);
+    }
+
+    #[test]
+    fn what_fails_again_waits_with_what_failed_meanwhile_and_is_as_old_as_the_older() {
+        let unconfirmed = Unconfirmed::default();
+        unconfirmed.keep(gather(1), merge);
+        let first = unconfirmed.oldest();
+        let (tried, again) = Tried::begin(&unconfirmed).unwrap();
+        unconfirmed.keep(gather(9), merge);
+        tried.failed(again, merge);
+        unconfirmed.keep(gather(5), merge);
+        assert_eq!(unconfirmed.oldest(), first);
+        let (tried, all) = Tried::begin(&unconfirmed).unwrap();
+        let Scope::Ranges(ranges) = all.invalidation().scope else { panic!("{all:?}") };
+        let mut starts: Vec<u64> = ranges.iter().map(|range| range.start().get()).collect();
+        starts.sort_unstable();
+        assert_eq!(starts, [1, 5, 9]);
+        assert_eq!(unconfirmed.oldest(), first);
         tried.confirmed();
         assert_eq!(unconfirmed.oldest(), None);
     }

@@ -44,11 +44,11 @@ pub(super) struct PendingUnmap<P: Pinner> {
 
 impl<P: Pinner> PendingUnmap<P> {
     /// Takes the only mapping, if it is [plain](Mapping::is_plain), there is room for all of its
-    /// spans, and nothing waits for hardware.
+    /// spans, which the only one has alone, and nothing waits for hardware.
     #[inline(always)]
     fn take_plain(&mut self) -> Option<Box<Mapping<P>>> {
-        let Self { domains, waits, first, more, reserved, .. } = self;
-        if *more > 0 || *waits || domains.is_empty() || domains.oldest().is_some() {
+        let Self { domains, waits, first, reserved, .. } = self;
+        if *waits || domains.oldest().is_some() {
             return None;
         }
         let has_room = |bytes| domains.spans_at_most(bytes) <= *reserved;

@@ -55,13 +55,21 @@ impl Observer for Heard {
 type Small = Container<Hooked, parking_lot::RawMutex, 64>;
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 
+type Watched<const LG2: u32, O> = Domain<ArmLpaeS1<LG2>, Arena, Observed<Tlb, O>>;
+
+/// A domain with such a granule, which this observes.
+fn watched<const LG2: u32, O: Observer + 'static>(observer: O) -> (Watched<LG2, O>, Tlb) {
+    let memory = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let sizes = ArmLpaeS1::<LG2>::PAGE_SIZES | ArmLpaeS1::<LG2>::CONTIGUOUS_SIZES;
+    let config = ArmLpaeS1Config { page_sizes: Some(sizes), ..ArmLpaeS1Config::new(48, 48) };
+    let table = PageTable::new(ArmLpaeS1::<LG2>::new(config).unwrap(), memory.clone()).unwrap();
+    let iotlb = Iotlb::new(walker(&table), memory);
+    (Domain::new(table, Observed::new(iotlb.clone(), observer)).unwrap(), iotlb)
+}
+
 /// A container whose domain this observes.
 fn observed_by(owner: &Owner, observer: impl Observer + 'static) -> (Small, Tlb) {
-    let memory = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
-    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
-    let table = PageTable::new(format, memory.clone()).unwrap();
-    let iotlb = Iotlb::new(walker(&table), memory);
-    let domain = Domain::new(table, Observed::new(iotlb.clone(), observer)).unwrap();
+    let (domain, iotlb) = watched::<12, _>(observer);
     let container = Small::of_batch(owner.pinner(), Arc::clone(&owner.account));
     container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
     (container, iotlb)
@@ -100,14 +108,54 @@ fn map_one(owner: &Owner, container: &Small, n: u64) {
 #[test]
 fn observers_hear_of_each_mapping_that_is_unmapped_once_whether_alone_or_with_others() {
     const MANY: u64 = 150;
-    let (owner, heard) = (Owner::new(MANY), Heard::default());
+    let (owner, heard) = (Owner::new(2 * MANY), Heard::default());
     let (container, _) = observed_by(&owner, heard.clone());
     (0..MANY).for_each(|n| map_one(&owner, &container, n));
+    // Of more than two batches.
+    let large = range(MANY * PAGE, MANY * PAGE);
+    container.map(&owner.space, owner.pages(MANY, MANY), large.start(), PROT).unwrap();
     container.unmap(range(0, PAGE)).unwrap();
     assert_eq!(*heard.0.lock(), [range(0, PAGE)]);
+    // Alone, and with a log.
+    container.start_dirty().unwrap();
+    container.unmap(range(PAGE, PAGE)).unwrap();
+    assert_eq!(*heard.0.lock(), [range(0, PAGE), range(PAGE, PAGE)]);
     container.unmap_all().unwrap();
-    let all: Vec<_> = (0..MANY).map(|n| range(n * PAGE, PAGE)).collect();
-    assert_eq!(*heard.0.lock(), all);
+    let small = (0..MANY).map(|n| range(n * PAGE, PAGE));
+    assert_eq!(*heard.0.lock(), small.chain([large]).collect::<Vec<_>>());
+    owner.assert_untouched();
+}
+
+#[test]
+fn observers_hear_once_of_a_mapping_that_has_more_spans_than_pages_of_all_domains() {
+    let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 8 << 20, 14).unwrap());
+    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+    let spans = memory.allocate_scattered(2 << 20, 3).unwrap();
+    let user = space.map(UserAddr::new(1 << 46), &spans).unwrap();
+    let pinner = SimPinner::new(Arc::clone(&memory));
+    let container: Container<_, parking_lot::RawMutex> =
+        Container::new(pinner, Account::new(u64::MAX));
+    let heard = Heard::default();
+    let (small, _) = watched::<12, _>(heard.clone());
+    let (large, _) = watched::<14, _>(Bomb::default());
+    container.attach(small, Attach::new(Interrupts::Isolated)).unwrap();
+    container.attach(large, Attach::new(Interrupts::Isolated)).unwrap();
+    let all = range(2 << 20, 2 << 20);
+    container.map(&space, user, all.start(), PROT).unwrap();
+    assert_eq!(container.unmap(all).unwrap(), 2 << 20);
+    assert_eq!(*heard.0.lock(), [all]);
+    assert_eq!((memory.pinned_frames(), memory.violations()), (0, vec![]));
+}
+
+#[test]
+fn room_comes_back_from_each_unmap_and_domains_change_behind_it() {
+    let owner = Owner::new(1);
+    let (container, _) = observed_by(&owner, Heard::default());
+    for _ in 0..3 * OFTEN {
+        map_one(&owner, &container, 0);
+        assert_eq!(container.unmap(range(0, PAGE)).unwrap(), PAGE);
+    }
+    container.info().domains.into_iter().for_each(|id| container.detach(id).unwrap());
     owner.assert_untouched();
 }
 
@@ -129,14 +177,20 @@ fn an_unmap_that_an_observer_panics_in_keeps_the_pin_and_its_charge_and_loses_no
 
 #[test]
 fn an_unmap_that_a_pinner_panics_in_keeps_the_pin_and_its_charge_and_loses_no_room() {
-    let owner = Owner::new(OFTEN + 1);
-    let (container, _, tlb) = observed(&owner);
-    panics_often(&owner, &tlb, &container, |n| {
-        map_one(&owner, &container, n);
-        *container.pinner().on_unpin.lock() = Some(Box::new(|| panic!("while it unpins")));
-        container.unmap(range(n * PAGE, PAGE)).unwrap();
-    });
-    assert_eq!((owner.memory.pinned_frames(), owner.account.used()), (OFTEN, OFTEN * PAGE));
+    // With a log it goes by batches.
+    for tracked in [false, true] {
+        let owner = Owner::new(OFTEN + 1);
+        let (container, _, tlb) = observed(&owner);
+        if tracked {
+            container.start_dirty().unwrap();
+        }
+        panics_often(&owner, &tlb, &container, |n| {
+            map_one(&owner, &container, n);
+            *container.pinner().on_unpin.lock() = Some(Box::new(|| panic!("while it unpins")));
+            container.unmap(range(n * PAGE, PAGE)).unwrap();
+        });
+        assert_eq!((owner.memory.pinned_frames(), owner.account.used()), (OFTEN, OFTEN * PAGE));
+    }
 }
 
 #[test]

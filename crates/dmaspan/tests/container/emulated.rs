@@ -70,6 +70,26 @@ fn pinned(owner: &Owner) -> (Arc<Model>, Arc<Hooking>, ExternalPin) {
 }
 
 #[test]
+fn nothing_is_unmapped_while_a_device_has_pinned_any_of_it() {
+    let owner = Owner::new(16);
+    for pinned in [0, 4, 8] {
+        let (_model, container, _) = Model::attach(owner.container());
+        for page in [0, 4, 8] {
+            let user = owner.pages(page, 4);
+            container.map(&owner.space, user, Iova::new(page * PAGE), PROT).unwrap();
+        }
+        let mut spans: Vec<Span> = Vec::new();
+        let pin = container.pin_external(pages(pinned, 2), PROT, &mut spans).unwrap();
+        let error = container.unmap_all().unwrap_err();
+        assert!(matches!(error, Error::StillPinned { .. }), "{error}");
+        assert_eq!(container.mappings(), 3);
+        container.unpin_external(pin, Dirty::Clean).unwrap();
+        assert_eq!(container.unmap_all().unwrap(), 12 * PAGE);
+    }
+    owner.assert_untouched();
+}
+
+#[test]
 fn a_device_unpins_what_it_is_told_of_and_then_it_is_unmapped() {
     let owner = Owner::new(16);
     let (model, container, _) = Model::attach(owner.container());

@@ -123,18 +123,22 @@ fn addresses_are_updated_before_or_after_a_copy() {
 
 #[test]
 fn a_domain_is_attached_after_the_last_one_went_with_addresses_unknown() {
-    let owner = Owner::new(16);
-    let container = owner.container();
-    let (id, iotlb) = attach(&container);
-    map(&owner, &container, 16);
-    container.invalidate_vaddr_all().unwrap();
-    iotlb.fail_next_invalidations(u64::MAX);
-    assert!(matches!(container.detach(id), Err(Error::NotForgotten { .. })));
-    assert_eq!(container.mappings(), 1, "in quarantine");
-    attach(&container);
-    iotlb.fail_next_invalidations(0);
-    assert_eq!(container.unmap_all().unwrap(), 16 * PAGE);
-    owner.assert_untouched();
+    for answers in [false, true] {
+        let owner = Owner::new(16);
+        let container = owner.container();
+        let (id, iotlb) = attach(&container);
+        map(&owner, &container, 16);
+        container.invalidate_vaddr_all().unwrap();
+        if !answers {
+            iotlb.fail_next_invalidations(u64::MAX);
+        }
+        assert_eq!(container.detach(id).is_ok(), answers);
+        assert_eq!(container.mappings(), usize::from(!answers), "in quarantine");
+        attach(&container);
+        iotlb.fail_next_invalidations(0);
+        assert_eq!(container.unmap_all().unwrap(), if answers { 0 } else { 16 * PAGE });
+        owner.assert_untouched();
+    }
 }
 
 #[test]
@@ -236,6 +240,28 @@ fn nothing_stays_mapped_for_a_pinner_that_has_no_pin_after_all() {
     for error in [lied_to::<1>(liar()), lied_to::<256>(liar())] {
         assert!(matches!(error, Error::PinnedLen { .. }), "{error}");
     }
+}
+
+#[test]
+fn what_a_pinner_without_a_pin_had_mapped_is_out_of_use_while_hardware_may_use_it() {
+    let says = |range| Err(PinFailed { range, error: PinError::Stopped, pin: None });
+    let liar = Liar { pushes: too_much(PAGE), says };
+    let (domain, tables, iotlb) = faulty_domain::<12>(&Faults::none());
+    let account = Account::new(u64::MAX);
+    let container: Container<_, parking_lot::RawMutex> =
+        Container::with_domain(liar, domain, Arc::clone(&account));
+    let user = UserRange::from_len(UserAddr::new(0), 8 * PAGE).unwrap();
+    let map = || container.map(&(), user, Iova::new(0), PROT).unwrap_err();
+    iotlb.fail_next_invalidations(u64::MAX);
+    let error = map();
+    assert!(matches!(error, Error::PinnedLen { .. }), "{error}");
+    assert_eq!((account.used(), container.mappings()), (8 * PAGE, 1));
+    assert!(matches!(map(), Error::Quarantined { .. }));
+    assert!(matches!(container.unmap_all(), Err(Error::NotForgotten { .. })));
+    assert_eq!((account.used(), container.mappings()), (8 * PAGE, 1));
+    iotlb.fail_next_invalidations(0);
+    assert!(matches!(map(), Error::PinnedLen { .. }));
+    assert_eq!((account.used(), container.mappings(), tables.tables()), (0, 0, 1));
 }
 
 #[test]

@@ -3,10 +3,14 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use dmaspan::container::{Attach, DomainId, Error, Interrupts, MapRequest, UnmapNotifier, Version};
+use dmaspan::container::{
+    Attach, DirtyRead, DomainId, Error, Interrupts, MapRequest, UnmapNotifier, Version,
+};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
+use dmaspan::pin::Kind;
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
@@ -315,12 +319,297 @@ fn neither_a_map_that_failed_nor_a_mapping_that_was_to_go_stays_for_emulated_dev
         let error = container.map_request(&request.cancelled_by(&cancelled)).unwrap_err();
         assert!(matches!(error, Error::Cancelled { .. }), "{at}: {error}");
     }
-    // There is room for a part of it.
-    let error = container.unmap(range(gone.get(), 3 * PAGE)).unwrap_err();
-    assert!(matches!(error, Error::NotForgotten { .. }), "{error}");
+    let unmap = |at: Iova| match container.unmap(range(at.get(), 3 * PAGE)) {
+        Err(Error::NotForgotten { source, .. }) => source.what,
+        other => panic!("{other:?}"),
+    };
+    // There is room for a part of it, and for nothing of another then.
+    assert_eq!(unmap(gone), "no answer");
+    assert!(unmap(place(TABLES - 1, 127)).contains("too many unmaps wait"));
     // The hardware lets go now.
     container.detach(id).unwrap();
     assert_eq!(container.mappings() as u64, TABLES);
     assert_eq!(container.unmap_all().unwrap(), TABLES * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_stays_though_a_detach_had_no_room_for_it_at_first_was_written_all_of_it() {
+    const COUNT: u64 = 1200;
+    let owner = Owner::new(COUNT);
+    let container = Container::<_, parking_lot::RawMutex, 1>::of_batch(
+        owner.pinner(),
+        Arc::clone(&owner.account),
+    );
+    container.attach_emulated(Arc::new(Idle)).unwrap();
+    let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+    let id = container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    container.map(&owner.space, owner.pages(0, COUNT), Iova::new(0), PROT).unwrap();
+    iotlb.fail_next_invalidations(u64::MAX);
+    assert!(matches!(container.detach(id), Err(Error::NotForgotten { .. })));
+    assert_eq!(container.info().domains, [id], "there is no room for all that would wait");
+    iotlb.fail_next_invalidations(0);
+    // Whatever waits is confirmed by that, and a part is mapped.
+    assert_eq!(container.unmap(pages(1 << 20, 1)).unwrap(), 0);
+    assert!((1..COUNT).contains(&owner.memory.pinned_frames()));
+    container.start_dirty().unwrap();
+    container.detach(id).unwrap();
+    let mut words = [0; 19];
+    container.dirty_bitmap(pages(0, 19 * 64), PAGE, &mut words, DirtyRead::Clear).unwrap();
+    let written: u32 = words.iter().map(|word: &u64| word.count_ones()).sum();
+    assert_eq!(u64::from(written), COUNT, "nobody asked hardware");
+    assert_eq!(container.unmap_all().unwrap(), COUNT * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn an_unmap_that_finds_no_room_leaves_mappings_as_they_are_and_says_which() {
+    const COUNT: u64 = 1100;
+    let owner = Owner::new(COUNT);
+    let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+    let container = Container::<_, parking_lot::RawMutex, 1>::of_batch(
+        owner.pinner(),
+        Arc::clone(&owner.account),
+    );
+    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    let map = |first, count| {
+        container.map(&owner.space, owner.pages(0, count), Iova::new(first * PAGE), PROT)
+    };
+    map(0, COUNT).unwrap();
+    map(1 << 20, 3).unwrap();
+    map((1 << 20) + 3, 2).unwrap();
+    iotlb.fail_next_invalidations(u64::MAX);
+    assert!(container.unmap(pages(0, COUNT)).is_err());
+    // All room is taken.
+    let error = container.unmap(pages(1 << 20, 5)).unwrap_err();
+    let Error::NotForgotten { range, source, kept, unmapped } = error else { panic!("{error}") };
+    assert_eq!((range, kept, unmapped), (pages(1 << 20, 3), 5 * PAGE, 0));
+    assert_eq!(source.status, 0, "no hardware was asked");
+    let error = container.unmap_all().unwrap_err();
+    let Error::NotForgotten { range, kept, unmapped, .. } = error else { panic!("{error}") };
+    assert_eq!((range, kept, unmapped), (pages(0, COUNT), (COUNT + 5) * PAGE, 0));
+    for first in [1 << 20, (1 << 20) + 3] {
+        assert!(matches!(map(first, 1), Err(Error::Exists { .. })));
+        iotlb.translate(Iova::new(first * PAGE), dmaspan_sim::walker::Access::Write).unwrap();
+    }
+    iotlb.fail_next_invalidations(0);
+    assert_eq!(container.unmap(pages(1 << 20, 5)).unwrap(), 5 * PAGE);
+    assert_eq!(container.unmap_all().unwrap(), COUNT * PAGE);
+    assert!(format!("{container:?}").contains("quarantined: 0"), "{container:?}");
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_waits_for_a_domain_that_has_gone_takes_room_as_what_waits_for_others() {
+    const COUNT: u64 = 1100;
+    let owner = Owner::new(COUNT);
+    let container = Container::<_, parking_lot::RawMutex, 1>::of_batch(
+        owner.pinner(),
+        Arc::clone(&owner.account),
+    );
+    let [(_, kept), (id, lost)] = [(), ()].map(|()| {
+        let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+        (container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap(), iotlb)
+    });
+    container.map(&owner.space, owner.pages(0, COUNT), Iova::new(0), PROT).unwrap();
+    lost.fail_next_invalidations(u64::MAX);
+    assert!(container.detach(id).is_err());
+    assert!(container.unmap_all().is_err());
+    let last = kept.translate(Iova::new((COUNT - 1) * PAGE), dmaspan_sim::walker::Access::Write);
+    assert_eq!(last.unwrap().paddr, owner.frames[COUNT as usize - 1], "there is no room for it");
+    assert_eq!(owner.memory.pinned_frames(), COUNT);
+    lost.fail_next_invalidations(0);
+    // Whatever waits is confirmed by that.
+    assert_eq!(container.unmap(pages(1 << 20, 1)).unwrap(), 0);
+    assert_eq!(container.unmap_all().unwrap(), COUNT * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn an_unmap_of_one_mapping_and_of_many_asks_hardware_again_what_it_did_not_confirm() {
+    for count in 1..4 {
+        let owner = Owner::new(16);
+        let container = owner.container();
+        let (_, iotlb) = attach(&container);
+        for n in 0..=count {
+            container.map(&owner.space, owner.pages(n, 1), Iova::new(n * PAGE), PROT).unwrap();
+        }
+        iotlb.fail_next_invalidations(1);
+        assert!(container.unmap(pages(0, 1)).is_err());
+        assert_eq!(container.unmap(pages(1, count)).unwrap(), count * PAGE);
+        assert_eq!(container.mappings(), 0, "with {count}");
+        assert!(format!("{container:?}").contains("quarantined: 0"), "{container:?}");
+        owner.assert_untouched();
+    }
+}
+
+#[test]
+fn what_stays_for_emulated_devices_is_not_unmapped_with_a_part_of_it() {
+    let owner = Owner::new(16);
+    let (model, container, _) = Model::attach(owner.container());
+    let (id, iotlb) = attach(&container);
+    container.map(&owner.space, owner.pages(0, 8), Iova::new(0), PROT).unwrap();
+    let mut spans: Vec<Span> = Vec::new();
+    let pin = container.pin_external(pages(2, 2), PROT, &mut spans).unwrap();
+    iotlb.fail_next_invalidations(u64::MAX);
+    assert!(container.detach(id).is_err());
+    let error = container.unmap(pages(0, 4)).unwrap_err();
+    assert!(matches!(error, Error::NotForgotten { .. }), "{error}");
+    assert_eq!(model.told(), [], "it does not go");
+    iotlb.fail_next_invalidations(0);
+    assert_eq!(container.unmap(pages(32, 1)).unwrap(), 0);
+    assert!(matches!(container.unmap(pages(0, 4)), Err(Error::Bisects { .. })));
+    model.pins.lock().push(pin);
+    assert_eq!(container.unmap_all().unwrap(), 8 * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_was_unmapped_in_part_is_unmapped_whole_when_hardware_answers() {
+    let owner = Owner::new(1100);
+    let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());
+    let container = Container::<_, parking_lot::RawMutex, 1>::of_batch(
+        owner.pinner(),
+        Arc::clone(&owner.account),
+    );
+    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    container.map(&owner.space, owner.pages(0, 500), Iova::new(0), PROT).unwrap();
+    container.map(&owner.space, owner.pages(0, 1100), Iova::new(1 << 30), PROT).unwrap();
+    iotlb.fail_next_invalidations(u64::MAX);
+    let large = range(1 << 30, 1100 * PAGE);
+    assert!(container.unmap(pages(0, 500)).is_err());
+    assert!(container.unmap(large).is_err());
+    iotlb.fail_next_invalidations(0);
+    assert_eq!(container.unmap(large).unwrap(), 1100 * PAGE);
+    assert_eq!(container.mappings(), 0);
+    owner.assert_untouched();
+}
+
+#[test]
+fn version_1_unmaps_nothing_that_is_being_copied() {
+    let owner = Owner::new(16);
+    let container = Arc::new(owner.container().with_version(Version::V1));
+    container.map(&owner.space, owner.pages(0, 16), Iova::new(0), PROT).unwrap();
+    let inner = Arc::downgrade(&container);
+    *container.pinner().on_copy.lock() = Some(Box::new(move || {
+        // The range ends in the mapping.
+        assert!(inner.upgrade().unwrap().unmap(pages(0, 8)).is_err());
+    }));
+    container.read(Iova::new(0), &mut [0; 4]).unwrap();
+    assert_eq!(container.unmap(pages(0, 8)).unwrap(), 16 * PAGE);
+}
+
+#[test]
+fn a_revocation_that_is_called_again_asks_hardware_again() {
+    let owner = Owner::new(16);
+    let mut pinner = owner.pinner();
+    pinner.odd = Kind::Mmio;
+    let container = Hooking::new(pinner, Arc::clone(&owner.account));
+    let (_, iotlb) = attach(&container);
+    container.map(&owner.space, owner.pages(0, 16), Iova::new(0), PROT).unwrap();
+    iotlb.fail_next_invalidations(u64::MAX);
+    assert!(container.revoke(&owner.space, owner.user).is_err());
+    assert!(container.revoke(&owner.space, owner.user).is_err());
+    iotlb.fail_next_invalidations(0);
+    assert_eq!(container.revoke(&owner.space, owner.user).unwrap(), 0, "it was taken away");
+    let devices = owner.frames.iter().filter(|frame| frame.get() >> 12 & 1 == 1).count();
+    assert_eq!(container.pinner().unpinned.lock().1, PAGE * devices as u64);
+    assert_eq!(container.unmap_all().unwrap(), 16 * PAGE);
+    owner.assert_untouched();
+}
+
+/// Hardware that confirms nothing, and lets go of its tables when it is asked again.
+struct LetsGoLater(Tlb, AtomicBool);
+
+// SAFETY: all is done by the simulated hardware, or not confirmed.
+unsafe impl IommuOps for LetsGoLater {
+    type Address = PhysAddr;
+
+    fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        Err(HardwareError { what: "no answer", status: 1 })
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        if self.1.swap(true, Ordering::Relaxed) {
+            return self.0.detach();
+        }
+        Err(HardwareError { what: "not yet", status: 1 })
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.0.max_ranges()
+    }
+}
+
+#[test]
+fn a_dropped_container_asks_hardware_of_domains_that_have_gone_to_let_go() {
+    let owner = Owner::new(16);
+    let container = owner.with_domain();
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, tables.clone()).unwrap();
+    let iotlb = Iotlb::new(walker(&table), tables.clone());
+    let later = LetsGoLater(iotlb, AtomicBool::new(false));
+    let domain = Domain::new(table, later).unwrap();
+    let id = container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    container.map(&owner.space, owner.pages(0, 4), Iova::new(0), PROT).unwrap();
+    assert!(matches!(container.detach(id), Err(Error::NotForgotten { .. })));
+    drop(container);
+    assert_eq!(tables.tables(), 0);
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_waits_for_one_domain_does_not_wait_for_what_another_failed_to_confirm_later() {
+    let owner = Owner::new(16);
+    let container = owner.container();
+    let [(_, one), (other_id, other)] = [(), ()].map(|()| attach(&container));
+    for n in 0..2 {
+        container.map(&owner.space, owner.pages(4 * n, 4), Iova::new(4 * n * PAGE), PROT).unwrap();
+    }
+    // It is asked again by the next unmap, in vain.
+    one.fail_next_invalidations(2);
+    assert!(container.unmap(pages(0, 4)).is_err());
+    other.fail_next_invalidations(u64::MAX);
+    assert!(container.unmap(pages(4, 4)).is_err());
+    assert_eq!(owner.memory.pinned_frames(), 8);
+    assert_eq!(container.unmap(pages(32, 1)).unwrap(), 0);
+    assert_eq!((owner.memory.pinned_frames(), container.mappings()), (4, 1));
+
+    // A domain that goes may use what is unmapped already, for all that is known.
+    other.fail_next_invalidations(0);
+    assert_eq!(container.unmap_all().unwrap(), 4 * PAGE);
+    container.map(&owner.space, owner.pages(0, 4), Iova::new(0), PROT).unwrap();
+    one.fail_next_invalidations(2);
+    assert!(container.unmap(pages(0, 4)).is_err());
+    other.fail_next_invalidations(u64::MAX);
+    assert!(container.detach(other_id).is_err());
+    for _ in 0..2 {
+        assert_eq!(container.unmap(pages(32, 1)).unwrap(), 0);
+        assert_eq!((owner.memory.pinned_frames(), container.mappings()), (4, 1));
+    }
+    other.fail_next_invalidations(0);
+    assert_eq!(container.unmap_all().unwrap(), 4 * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_waits_for_a_domain_that_has_gone_waits_whatever_others_fail_to_confirm_later() {
+    let owner = Owner::new(16);
+    let container = owner.container();
+    let [(_, one), (gone, other)] = [(), ()].map(|()| attach(&container));
+    for n in 0..2 {
+        container.map(&owner.space, owner.pages(4 * n, 4), Iova::new(4 * n * PAGE), PROT).unwrap();
+    }
+    other.fail_next_invalidations(u64::MAX);
+    assert!(container.unmap(pages(0, 4)).is_err());
+    assert!(container.detach(gone).is_err());
+    one.fail_next_invalidations(u64::MAX);
+    assert!(container.unmap(pages(4, 4)).is_err());
+    assert_eq!(container.unmap(pages(32, 1)).unwrap(), 0);
+    assert_eq!((owner.memory.pinned_frames(), container.mappings()), (8, 2));
+    other.fail_next_invalidations(0);
+    one.fail_next_invalidations(0);
+    assert_eq!(container.unmap_all().unwrap(), 8 * PAGE);
     owner.assert_untouched();
 }

@@ -1,6 +1,8 @@
 //! Tables that were detached, into which hardware still walks, and what stays mapped at last.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
 
 use dmaspan::container::{Attach, DirtyRead, Error, Interrupts, MapRequest};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
@@ -128,6 +130,13 @@ fn a_map_to_where_hardware_may_walk_detached_tables_fails_while_it_does_not_forg
     assert_eq!(container.unmap(pages(100, 2)).unwrap(), 2 * PAGE);
     assert!(hook.lock().is_none());
     assert_eq!(container.mappings(), 0);
+    // Hardware is asked for them again, once.
+    for asked in [2, 1] {
+        let before = iotlb.counters().invalidations_of_tables;
+        container.map(&owner.space, owner.pages(0, 2), Iova::new(300 * PAGE), PROT).unwrap();
+        assert_eq!(container.unmap(pages(300, 2)).unwrap(), 2 * PAGE);
+        assert_eq!(iotlb.counters().invalidations_of_tables - before, asked);
+    }
     owner.assert_untouched();
 }
 
@@ -146,6 +155,82 @@ fn the_last_of_the_unmaps_of_neighbours_that_meet_takes_their_table_with_it() {
         assert_eq!(container.unmap(pages(100, 4 * count)).unwrap(), 2 * count * PAGE);
         assert_eq!((container.mappings(), iotlb.tables().tables()), (0, 1), "with {count}");
         assert_eq!(iotlb.stale_links(IovaRange::ALL), []);
+        owner.assert_untouched();
+    }
+}
+
+#[test]
+fn tables_on_both_sides_of_what_hardware_did_not_forget_go() {
+    let owner = Owner::new(16);
+    let (domain, tables, iotlb) = faulty_domain::<12>(&Faults::none());
+    let container = Hooking::with_domain(owner.pinner(), domain, Arc::clone(&owner.account));
+    // Each has a table.
+    let place = |n: u64| pages(512 * n, 2);
+    for n in 0..5 {
+        container.map(&owner.space, owner.pages(2 * n, 2), place(n).start(), PROT).unwrap();
+    }
+    assert_eq!(tables.tables(), 3 + 5);
+    iotlb.fail_next_invalidations(1);
+    assert!(container.unmap(place(2)).is_err());
+    // Not now, either.
+    iotlb.fail_next_invalidations(1);
+    assert!(matches!(container.unmap_all(), Err(Error::NotForgotten { .. })));
+    assert_eq!(container.unmap_all().unwrap(), 2 * PAGE);
+    assert_eq!(tables.tables(), 3, "those of more than one mapping are left");
+    owner.assert_untouched();
+}
+
+#[test]
+fn unmaps_that_meet_in_a_range_take_each_its_own_mappings() {
+    let owner = Owner::new(16);
+    let (container, _, hook) = meanwhile(&owner);
+    let (space, user) = (Arc::clone(&owner.space), owner.pages(0, 1));
+    let map = move |container: &Hooking, page: u64| {
+        container.map(&space, user, Iova::new(page * PAGE), PROT).unwrap();
+    };
+    // More than a batch, which leaves room behind it.
+    (0..64).chain(200..203).for_each(|page| map(&container, page));
+    let ((began, has_begun), (go, may_go)) = (channel(), channel());
+    let (ended, end) = channel();
+    let (inner, next) = (Arc::clone(&container), Arc::clone(&hook));
+    *hook.lock() = Some(Box::new(move || {
+        (100..170).for_each(|page| map(&inner, page));
+        *next.lock() = Some(Box::new(move || {
+            began.send(()).unwrap();
+            may_go.recv().unwrap();
+        }));
+        thread::spawn(move || ended.send(inner.unmap(pages(100, 70)).unwrap()).unwrap());
+        has_begun.recv().unwrap();
+    }));
+    assert_eq!(container.unmap(pages(0, 300)).unwrap(), 67 * PAGE);
+    go.send(()).unwrap();
+    assert_eq!(end.recv(), Ok(70 * PAGE));
+    assert_eq!(container.mappings(), 0);
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_is_being_mapped_beside_an_unmap_that_hardware_does_not_confirm_is_reached() {
+    for (count, at) in [(1, 97), (1, 98), (1, 102), (1, 103), (2, 98), (2, 102), (2, 108)] {
+        let owner = Owner::new(16);
+        let (container, iotlb, _) = meanwhile(&owner);
+        for n in 0..count {
+            let iova = Iova::new((100 + 6 * n) * PAGE);
+            container.map(&owner.space, owner.pages(2 * n, 2), iova, PROT).unwrap();
+            assert!(reached(&iotlb, 100 + 6 * n).is_some());
+        }
+        let (inner, tlb) = (Arc::clone(&container), iotlb.clone());
+        *container.pinner().on_pin.lock() = Some(Box::new(move || {
+            tlb.fail_next_invalidations(1);
+            for n in 0..count {
+                let _ = inner.unmap(pages(100 + 6 * n, 2));
+            }
+        }));
+        container.map(&owner.space, owner.pages(8, 2), Iova::new(at * PAGE), PROT).unwrap();
+        assert_eq!(iotlb.counters().invalidations_failed, 1);
+        assert_eq!(reached(&iotlb, at), Some(owner.frames[8]), "{at} beside {count}");
+        container.unmap_all().unwrap();
+        assert_eq!((container.mappings(), iotlb.stale_links(IovaRange::ALL)), (0, vec![]));
         owner.assert_untouched();
     }
 }
@@ -238,8 +323,16 @@ fn walks_that_hardware_did_not_forget_are_noted_as_long_as_it_does_not_though_no
             let _ = container.unmap(pages(20000 + n, 4));
         }
         iotlb.fail_next_invalidations(0);
+        let asked = iotlb.counters().invalidations_of_tables;
+        container.map(&space, user, Iova::new(40000 * PAGE), PROT).unwrap();
+        assert_eq!(iotlb.counters().invalidations_of_tables, asked, "it is far away");
         container.map(&space, user, Iova::new(104 * PAGE), PROT).unwrap();
         assert!(reached(&iotlb, 104).is_some(), "after {retries}");
+        // Hardware confirms all, and is not asked again.
+        assert_eq!(container.unmap(pages(104, 4)).unwrap(), 4 * PAGE);
+        let asked = iotlb.counters().invalidations_of_tables;
+        container.map(&space, user, Iova::new(104 * PAGE), PROT).unwrap();
+        assert_eq!(iotlb.counters().invalidations_of_tables, asked);
         container.unmap_all().unwrap();
         assert_eq!((container.mappings(), memory.pinned_frames()), (0, 0));
         assert_eq!(iotlb.stale_links(IovaRange::ALL), []);
@@ -267,6 +360,8 @@ fn what_stays_mapped_when_its_last_domain_goes_was_written_all_of_it() {
             iotlb.fail_next_invalidations(u64::MAX);
         }
         assert_eq!(container.detach(id).is_ok(), answers);
+        // No hardware walks any table.
+        container.map(&owner.space, owner.pages(12, 2), Iova::new(12 * PAGE), PROT).unwrap();
         assert_eq!(read(), 0x30f, "nobody asked hardware");
         if restarts {
             // It is not known by then what was written before.
@@ -280,7 +375,7 @@ fn what_stays_mapped_when_its_last_domain_goes_was_written_all_of_it() {
             assert_eq!(read(), 0x30f, "devices wrote until now");
         }
         assert_eq!(read(), 0);
-        assert_eq!(container.unmap_all().unwrap(), 6 * PAGE);
+        assert_eq!(container.unmap_all().unwrap(), 8 * PAGE);
         owner.assert_untouched();
     }
 }

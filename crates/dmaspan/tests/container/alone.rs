@@ -155,6 +155,7 @@ fn room_comes_back_from_each_unmap_and_domains_change_behind_it() {
         map_one(&owner, &container, 0);
         assert_eq!(container.unmap(range(0, PAGE)).unwrap(), PAGE);
     }
+    assert_eq!(*container.pinner().released.lock(), 3 * OFTEN);
     container.info().domains.into_iter().for_each(|id| container.detach(id).unwrap());
     owner.assert_untouched();
 }

@@ -24,6 +24,8 @@ pub(crate) struct Hooked {
     pub(crate) odd: Kind,
     /// Bytes that were unpinned of each kind: of memory, and of devices.
     pub(crate) unpinned: Mutex<(u64, u64)>,
+    /// How many pins were released.
+    pub(crate) released: Mutex<u64>,
 }
 
 fn fire(hook: &Hook) {
@@ -108,7 +110,12 @@ unsafe impl Pinner for Hooked {
         self.inner.write(space, at, bytes)
     }
 
-    as_inner!(inner: release space_id errno);
+    fn release(&self, promise: Promise<'_>, pin: SimPin) {
+        *self.released.lock() += 1;
+        self.inner.release(promise, pin);
+    }
+
+    as_inner!(inner: space_id errno);
 }
 
 pub(crate) type Hooking = Container<Hooked, parking_lot::RawMutex>;
@@ -155,6 +162,7 @@ impl Owner {
             on_copy: Mutex::default(),
             odd: Kind::Memory,
             unpinned: Mutex::default(),
+            released: Mutex::default(),
         }
     }
 

@@ -19,7 +19,7 @@ use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 use crate::common::{PROT, faulty_domain, range, walker};
 use crate::emulated::{Model, PAGE, pages};
-use crate::hooked::{Hooking, Owner};
+use crate::hooked::{Hooking, Owner, size};
 
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 
@@ -416,7 +416,7 @@ fn what_waits_for_a_domain_that_has_gone_takes_room_as_what_waits_for_others() {
     assert!(container.detach(id).is_err());
     assert!(container.unmap_all().is_err());
     let last = kept.translate(Iova::new((COUNT - 1) * PAGE), dmaspan_sim::walker::Access::Write);
-    assert_eq!(last.unwrap().paddr, owner.frames[COUNT as usize - 1], "there is no room for it");
+    assert_eq!(last.unwrap().paddr, owner.frames[size(COUNT - 1)], "there is no room for it");
     assert_eq!(owner.memory.pinned_frames(), COUNT);
     lost.fail_next_invalidations(0);
     // Whatever waits is confirmed by that.
@@ -611,5 +611,27 @@ fn what_waits_for_a_domain_that_has_gone_waits_whatever_others_fail_to_confirm_l
     other.fail_next_invalidations(0);
     one.fail_next_invalidations(0);
     assert_eq!(container.unmap_all().unwrap(), 8 * PAGE);
+    owner.assert_untouched();
+}
+
+#[test]
+fn what_hardware_forgot_is_reported_as_it_was_marked_beside_what_it_did_not_forget() {
+    let owner = Owner::new(16);
+    let container = Container::<_, parking_lot::RawMutex, 1>::of_batch(
+        owner.pinner(),
+        Arc::clone(&owner.account),
+    );
+    let (domain, _, iotlb) = crate::common::marking_domain::<12>(&Faults::none());
+    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    for n in 0..2 {
+        container.map(&owner.space, owner.pages(4 * n, 2), Iova::new(4 * n * PAGE), PROT).unwrap();
+    }
+    container.start_dirty().unwrap();
+    iotlb.translate(Iova::new(5 * PAGE), dmaspan_sim::walker::Access::Write).unwrap();
+    iotlb.fail_next_invalidations(1);
+    let mut words = [0];
+    assert!(container.unmap_dirty(pages(0, 64), PAGE, &mut words).is_err());
+    assert_eq!(words, [0b10_0011]);
+    container.unmap_all().unwrap();
     owner.assert_untouched();
 }

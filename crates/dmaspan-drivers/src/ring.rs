@@ -372,11 +372,17 @@ impl<H: Host> Ring<H> {
         u32::try_from(self.index(position)).unwrap_or(0)
     }
 
+    /// The first word of the command at a position.
+    #[inline]
+    fn word(&self, position: u64) -> usize {
+        let place = (position & self.places) << self.lg2_place_words;
+        usize::try_from(place).unwrap_or(usize::MAX - 1)
+    }
+
     /// Stores a command at a position, which hardware does not look at.
     #[inline]
     pub(crate) fn set(&self, position: u64, [first, second]: [u64; 2]) {
-        let place = (position & self.places) << self.lg2_place_words;
-        let word = usize::try_from(place).unwrap_or(usize::MAX - 1);
+        let word = self.word(position);
         self.words.set(word, first);
         self.words.set(word + 1, second);
     }
@@ -384,8 +390,7 @@ impl<H: Host> Ring<H> {
     /// The command at a position, for a message.
     #[cold]
     pub(crate) fn shown(&self, position: u64) -> ShownCommand {
-        let place = (position & self.places) << self.lg2_place_words;
-        let word = usize::try_from(place).unwrap_or(usize::MAX - 1);
+        let word = self.word(position);
         ShownCommand([self.words.get(word), self.words.get(word + 1)])
     }
 

@@ -143,7 +143,7 @@ struct State<L> {
     banks: Box<[Option<Taken>]>,
 }
 
-/// A bank that is a domain's.
+/// A bank that is a domain's, or was.
 #[derive(Clone, Copy)]
 struct Taken {
     bank: Bank,

@@ -166,13 +166,9 @@ unsafe impl<R: Mmio, H: Host> DriverOps for SmmuV2Ops<R, H> {
 impl<R: Mmio, H: Host> Drop for SmmuV2Ops<R, H> {
     fn drop(&mut self) {
         let index = self.bank.index;
-        let mut state = self.smmu.state.lock();
+        let taken = self.smmu.state.lock().bank(index).copied();
         // Hardware may use what it did not say to have let go: nobody gets the bank again.
-        if state.bank(index).is_some_and(|taken| taken.translates == Translates::No) {
-            if let Some(place) = state.banks.get_mut(index as usize) {
-                *place = None;
-            }
-            drop(state);
+        if taken.is_some_and(|taken| taken.translates == Translates::No) {
             self.smmu.give(index);
         }
     }

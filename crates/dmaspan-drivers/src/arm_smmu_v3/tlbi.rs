@@ -42,12 +42,12 @@ impl Forget {
     ) -> Self {
         // How far above the smallest leaves. A contiguous group may be cached entry by entry.
         let level = |lg2: u32| lg2.saturating_sub(granule_lg2) / (granule_lg2 - 3);
-        let highest = level(what.leaf_sizes.checked_ilog2().unwrap_or(0));
-        let lowest = match (what.leaf_sizes, what.tables) {
-            (0, _) => 0,
-            (sizes, Tables::Kept) => level(sizes.trailing_zeros()),
+        let highest = level(what.leaf_sizes.max(1).ilog2());
+        let smallest = level(what.leaf_sizes.trailing_zeros());
+        let lowest = match what.tables {
+            Tables::Kept => smallest,
             // A table of the smallest leaves may have been empty, and walks led to it.
-            (sizes, Tables::Detached) => level(sizes.trailing_zeros()).min(1),
+            Tables::Detached => smallest.min(1),
         };
         let step = granule_lg2 + lowest * (granule_lg2 - 3);
         let leaf = if what.tables == Tables::Kept { cmd::LEAF } else { 0 };
@@ -57,7 +57,7 @@ impl Forget {
         // 0b01, 0b10 and 0b11 for 4K, 16K and 64K. The manual's level 3 is that of the smallest
         // leaves, and 0 says nothing.
         let granule = (u64::from(granule_lg2 - 10) / 2) << cmd::TG_SHIFT;
-        let known = what.leaf_sizes != 0 && lowest == highest && what.tables == Tables::Kept;
+        let known = lowest == highest && what.tables == Tables::Kept;
         let level = if known { u64::from(3u32.saturating_sub(lowest)) } else { 0 };
         let level = level << cmd::TTL_SHIFT;
         Self { tag, by: By::Range { granule_lg2, granule, step, level }, leaf }
@@ -106,7 +106,7 @@ impl Iterator for Commands {
             return None;
         }
         let (covered, range, hint) = match self.forget.by {
-            By::Leaf { .. } => (1, 0, 0),
+            By::Leaf { .. } => (1, 0, self.hint),
             By::Range { .. } => {
                 // The lowest five bits of the number that are not all 0, so that each command
                 // removes as many as NUM has. They are 0 only beyond the largest SCALE.

@@ -39,6 +39,12 @@ struct Hardware {
     number: AtomicU64,
     /// Whether it stopped at a command.
     is_stopped: AtomicBool,
+    /// Whether it answers nothing any more; none of loom's, since one thread alone sets it.
+    is_gone: std::sync::atomic::AtomicBool,
+    /// How often it was told of a tail.
+    tells: std::sync::atomic::AtomicU64,
+    /// How often it was asked for room.
+    rooms: std::sync::atomic::AtomicU64,
     /// The command that it refuses.
     bad: u64,
     /// Which commands it carried out: loom's, so that a test may look only behind a fence.
@@ -61,6 +67,9 @@ impl Hardware {
             head: AtomicU64::new(0),
             number: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
+            is_gone: std::sync::atomic::AtomicBool::new(false),
+            tells: std::sync::atomic::AtomicU64::new(0),
+            rooms: std::sync::atomic::AtomicU64::new(0),
             bad,
             carried_out: core::array::from_fn(|_| AtomicU64::new(0)),
             fences: AtomicU64::new(0),
@@ -116,6 +125,7 @@ impl Consumer<Patience> for Hardware {
     }
 
     fn tell(&self, ring: &Ring<Patience>, tail: u64) {
+        self.tells.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
         self.tail.store(ring.index(tail), Ordering::Release);
     }
 
@@ -127,6 +137,13 @@ impl Consumer<Patience> for Hardware {
     }
 
     fn ask(&self, asking: &Asking<'_, Patience>, need: Need) -> Result<Option<u32>, HardwareError> {
+        if self.is_gone.load(core::sync::atomic::Ordering::Acquire) {
+            return Err(HardwareError { what: "gone", status: 0 });
+        }
+        #[cfg(not(loom))]
+        assert!(asking.ring.seen.is_asked.load(Ordering::Relaxed), "others are not told");
+        let room = u64::from(need == Need::Room);
+        self.rooms.fetch_add(room, core::sync::atomic::Ordering::Relaxed);
         if need == Need::Room || self.done == Done::ByHead {
             assert!(asking.advance(self.head.load(Ordering::Acquire)));
         }
@@ -333,6 +350,18 @@ mod alone {
         assert_eq!(batch.fence, Some(4));
         go(&hardware);
         assert_eq!(ring.wait(&*hardware, batch), Ok(()));
+        // Also where nobody waits for them, but for room behind them.
+        let lost = [(); 2].map(|()| ring.place(&*hardware, 1, [], Behind::Fence).unwrap());
+        lost.iter().for_each(|fence| ring.set(fence.start, [0, 0]));
+        let commands = (2..ring.capacity()).map(|_| [1, 0]);
+        let _ = ring.place(&*hardware, 1, commands, Behind::Nothing).unwrap();
+        let full = ring.place(&*hardware, 1, [[2, 0]], Behind::Fence);
+        assert_eq!(full.unwrap_err().what, "full");
+        go(&hardware);
+        let batch = hardware.begin(3);
+        assert_eq!(batch.fence, Some(batch.end));
+        go(&hardware);
+        assert_eq!(ring.wait(&*hardware, batch), Ok(()));
     }
 
     #[test]
@@ -449,6 +478,78 @@ mod alone {
             let _ = ring.wait(&*hardware, batch);
             assert_eq!((WAITED.get() - before, batch.fence), (1, None));
         }
+    }
+
+    #[test]
+    fn a_batch_without_room_keeps_its_patience_while_another_asks_and_hears_an_error_at_once() {
+        let hardware = Hardware::new(Done::ByHead, u64::MAX, 50);
+        let (ring, full) = (&hardware.ring, hardware.ring.capacity());
+        let commands = (0..full).map(|_| [1, 0]);
+        let _ = ring.place(&*hardware, 1, commands, Behind::Nothing).unwrap();
+        ring.seen.is_asked.store(true, Ordering::Relaxed);
+        let placed = thread::scope(|scope| {
+            scope.spawn(|| {
+                while hardware.host.calls() < 1000 {
+                    thread::yield_now();
+                }
+                go(&hardware);
+                ring.seen.is_asked.store(false, Ordering::Relaxed);
+            });
+            ring.place(&*hardware, 1, [[2, 0]], Behind::Nothing)
+        });
+        assert_eq!(placed.map(|batch| batch.start), Ok(full));
+        let tells = hardware.tells.load(core::sync::atomic::Ordering::Relaxed);
+        assert_eq!(tells, 2, "hardware is told of what was placed alone");
+        // A ring that is full again, at hardware that does not come back.
+        let commands = (0..full - 1).map(|_| [1, 0]);
+        let _ = ring.place(&*hardware, 1, commands, Behind::Nothing).unwrap();
+        hardware.is_gone.store(true, Ordering::Release);
+        let looks = hardware.host.calls();
+        let placed = ring.place(&*hardware, 1, [[2, 0]], Behind::Nothing);
+        assert_eq!(placed.unwrap_err().what, "gone");
+        assert_eq!(hardware.host.calls(), looks, "nobody waits for it");
+    }
+
+    #[test]
+    fn hardware_is_asked_for_what_memory_does_not_say_alone() {
+        let hardware = Hardware::new(Done::ByNumber, u64::MAX, 3);
+        let ring = &hardware.ring;
+        let before = TRIED.get();
+        let batch = hardware.begin(1);
+        go(&hardware);
+        assert_eq!(ring.wait(&*hardware, batch), Ok(()));
+        assert_eq!(TRIED.get(), before, "there was room, and it was done");
+        let late = hardware.begin(2);
+        assert_eq!(ring.wait(&*hardware, late).unwrap_err().what, "late");
+        assert_eq!(hardware.rooms.load(core::sync::atomic::Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_last_look_for_room_waits_for_who_asks() {
+        for done in [Done::ByHead, Done::ByNumber] {
+            let hardware = Hardware::new(done, u64::MAX, 50);
+            let ring = &hardware.ring;
+            let commands = (0..ring.capacity()).map(|_| [1, 0]);
+            let _ = ring.place(&*hardware, 1, commands, Behind::Nothing).unwrap();
+            let before = (WAITED.get(), TRIED.get());
+            let full = ring.place(&*hardware, 1, [[2, 0]], Behind::Nothing);
+            assert_eq!(full.unwrap_err().what, "full");
+            // Each look takes the lock of those who place. The last one has both, and room that it
+            // finds is taken.
+            assert_eq!((WAITED.get() - before.0, TRIED.get() - before.1), (51 + 3, 51 + 1));
+        }
+    }
+
+    #[test]
+    fn a_list_that_does_not_know_its_length_is_placed_whole_and_ends() {
+        let hardware = Hardware::new(Done::ByHead, u64::MAX, 3);
+        let mut left = 3;
+        let commands = core::iter::from_fn(|| {
+            left -= i32::from(left > 0);
+            (left > 0).then_some([1, 0])
+        });
+        let batch = hardware.ring.place(&*hardware, 1, commands, Behind::Nothing).unwrap();
+        assert_eq!((batch.start, batch.end), (0, 2));
     }
 
     #[test]

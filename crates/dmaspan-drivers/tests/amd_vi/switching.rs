@@ -164,13 +164,13 @@ fn a_number_that_no_stream_had_comes_back_and_one_that_was_given_again_does_not(
     let id = rig.domain().ops().domain_id();
     let domain = rig.domain();
     assert_eq!(domain.ops().domain_id(), id, "nobody ever told hardware of it");
-    let stream = rig.stream(7);
-    stream.attach(paging(&domain)).unwrap();
+    // Not by an attachment, which would keep the domain.
+    let stream = rig.iommu.stream::<Paging>(7, ReservedRegions::new()).unwrap();
+    stream.translate(&domain).unwrap();
     domain.ops().detach().unwrap();
     // A stream may have been given it meanwhile: this time hardware does not answer.
     rig.fake.behave(|how| how.lost_waits = usize::MAX);
     domain.ops().detach().unwrap_err();
-    drop(stream);
     drop(domain);
     rig.fake.behave(|how| how.lost_waits = 0);
     assert_ne!(rig.domain().ops().domain_id(), id);

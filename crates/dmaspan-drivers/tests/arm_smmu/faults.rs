@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS2, ArmV7s, TableMemory};
 use dmaspan::iommu::{
-    FaultHandler, FaultReason, FaultReport, FaultResponse, FaultState, Port as _,
+    FaultHandler, FaultReason, FaultReport, FaultResponse, FaultState, IommuOps as _, Port as _,
 };
 use dmaspan::{Iova, Prot};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu::{SmmuV2Config, Stalls};
-use dmaspan_sim::smmu_v2::{Behaviour, Response, SmmuConfig, StallId, SyncCompletion, Why};
+use dmaspan_sim::smmu_v2::{
+    Behaviour, Response, SmmuConfig, StallId, SyncCompletion, TakesEffect, Why,
+};
 use dmaspan_sim::walker::Access;
 
 use super::rig::{Recorder, Rig, Tables, TestDomain, granule, map, target};
@@ -202,14 +204,14 @@ fn a_stalled_access_ends_when_its_stream_leaves_the_domain() {
     assert_eq!(rig.driver.handle_faults(), Ok(Handled::default()));
 }
 
-/// Has the stream an access under way that found a bank by entry 0 before the entry was changed,
-/// and comes to the bank's tables now. It stalls.
-fn late(rig: &Rig, bank: u32) -> StallId {
+/// Has the stream accesses under way that found a bank by entry 0 before the entry was changed, and
+/// come to the bank's tables now.
+fn late<T>(rig: &Rig, bank: u32, accesses: impl FnOnce() -> T) -> T {
     let entry = rig.hardware.read32(0xc00);
     rig.hardware.write32(0xc00, bank);
-    let id = stall(rig, 0x7000);
+    let done = accesses();
     rig.hardware.write32(0xc00, entry);
-    id
+    done
 }
 
 #[test]
@@ -230,7 +232,8 @@ fn an_access_that_stalls_while_its_stream_leaves_the_domain_ends_too() {
         *rig.registers.watch.lock() = Some(Box::new(move |_, offset| {
             // TLBGSYNC.
             if offset == 0x70 {
-                send.send(late(&weak.upgrade().unwrap(), bank)).unwrap();
+                let rig = weak.upgrade().unwrap();
+                send.send(late(&rig, bank, || stall(&rig, 0x7000))).unwrap();
             }
         }));
         stream.detach().unwrap();
@@ -240,6 +243,51 @@ fn an_access_that_stalls_while_its_stream_leaves_the_domain_ends_too() {
         let refused = rig.hardware.resumed(id).unwrap().unwrap_err();
         assert!(matches!(refused.why, Why::Terminated { .. }), "{answered}");
     }
+}
+
+#[test]
+fn a_domain_that_is_detached_leaves_nothing_cached_or_stalled_and_no_tables_in_its_bank() {
+    let rig = Arc::new(Rig::with(SmmuConfig::default(), HELD));
+    let port = rig.driver.stream::<TestDomain<S1>>(1, Default::default()).unwrap();
+    let domain = rig.domain::<S1>();
+    map(&domain, 0, 0x8000_0000, 0x1000, Prot::READ);
+    let writes = || rig.registers.writes.load(std::sync::atomic::Ordering::Relaxed);
+    let told_nothing = || {
+        let before = writes();
+        domain.ops().detach().unwrap();
+        assert_eq!(writes(), before);
+    };
+    told_nothing();
+    port.translate(&domain).unwrap();
+    let bank = domain.ops().bank();
+    let stalled = move |rig: &Rig| rig.hardware.stalled(usize::try_from(bank).unwrap());
+    // The stream leaves, and hardware does not say so. Accesses come to the tables after what was
+    // cached of them is forgotten: one is translated, and one stalls.
+    let behaviour = Behaviour { invalidations: TakesEffect::AtOnce, ..Default::default() };
+    rig.hardware.set_behaviour(Behaviour { sync: SyncCompletion::Never, ..behaviour });
+    let (registers, weak) = (u64::from(16 + bank) << 12, Arc::downgrade(&rig));
+    *rig.registers.watch.lock() = Some(Box::new(move |_, offset| {
+        // TLBIASID.
+        if offset == registers + 0x610 {
+            let rig = weak.upgrade().unwrap();
+            late(&rig, bank, || (rig.reads(1, 0).unwrap(), stall(&rig, 0x7000)));
+        }
+    }));
+    port.block().unwrap_err();
+    rig.hardware.set_behaviour(behaviour);
+    assert_eq!((rig.hardware.cached_leaves(), stalled(&rig)), (1, 1));
+    let weak = Arc::downgrade(&rig);
+    *rig.registers.watch.lock() = Some(Box::new(move |_, offset| {
+        // TLBGSYNC, which may wait for stalled accesses.
+        assert!(offset != 0x70 || stalled(&weak.upgrade().unwrap()) == 0);
+    }));
+    domain.ops().detach().unwrap();
+    rig.registers.watch.lock().take();
+    assert_eq!((rig.hardware.cached_leaves(), rig.hardware.cached_links()), (0, 0));
+    // SCTLR and TTBR0.
+    let [control, tables] = [0, 0x20].map(|offset| rig.hardware.read32(registers + offset));
+    assert_eq!((control, tables), (0, 0));
+    told_nothing();
 }
 
 #[test]

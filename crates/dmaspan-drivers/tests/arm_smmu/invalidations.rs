@@ -128,6 +128,12 @@ fn past_the_bound_all_of_the_domain_is_forgotten() {
         let what = Invalidation { scope, leaf_sizes: 1 << 12, tables };
         told(&rig, || domain.ops().invalidate(&what).unwrap()).0
     };
+    // As many ranges as are asked for at once, and one more.
+    let pages: Vec<_> = (0..=MAX_COMMANDS).map(|page| range(page << 30, 0x1000)).collect();
+    let most = domain.ops().max_ranges();
+    let commands = invalidate(Scope::Ranges(&pages[..most]), Walks::Kept);
+    assert_eq!(commands, Commands { by_va_last: MAX_COMMANDS, ..NONE });
+    assert_eq!(invalidate(Scope::Ranges(&pages), Walks::Kept), Commands { by_asid: 1, ..NONE });
     let most = [range(0x1000, MAX_COMMANDS << 12)];
     let commands = invalidate(Scope::Ranges(&most), Walks::Kept);
     assert_eq!(commands, Commands { by_va_last: MAX_COMMANDS, ..NONE });

@@ -73,6 +73,8 @@ fn ranges_are_forgotten_by_few_commands() {
         ),
         (range(0, 1 << 30), 1 << 30, vec![[numbered(NH_VA, 1, 18), 1 << 10 | 1 << 8 | 1]]),
         (range(0, 2 << 21), 1 << 21 | 1 << 12, vec![[numbered(NH_VA, 1, 10), 1 << 10 | 1]]),
+        // The most that one command names.
+        (range(0, 1 << 48), 1 << 12, vec![[numbered(NH_VA, 32, 31), pages]]),
         // A group of 64K is of pages.
         (range(0, 0x1_0000), 1 << 16, vec![[numbered(NH_VA, 1, 4), pages]]),
     ];

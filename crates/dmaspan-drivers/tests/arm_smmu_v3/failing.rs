@@ -123,6 +123,31 @@ fn a_number_whose_end_was_refused_stays_taken() {
 }
 
 #[test]
+fn a_number_that_a_stream_was_given_during_a_detach_does_not_come_back() {
+    let rig = Rig::new(Model::LARGE);
+    let domain = rig.s1();
+    let port = rig.port::<S1>(1);
+    // Hardware knows the domain, and no stream has it.
+    port.translate(&domain).unwrap();
+    port.block().unwrap();
+    rig.hardware.set(Mode::Stuck);
+    let (hardware, given) = (rig.hardware.clone(), Arc::clone(&domain));
+    rig.memory.meanwhile(move || {
+        hardware.set(Mode::Well);
+        port.translate(&given).unwrap();
+    });
+    domain.ops().detach().unwrap();
+    // Now nobody takes it from the stream.
+    rig.hardware.set(Mode::Stuck);
+    drop(domain);
+    rig.hardware.set(Mode::Well);
+    let _ = rig.s1().ops().invalidate(&ALL);
+    rig.hardware.take();
+    rig.s1().ops().invalidate(&ALL).unwrap();
+    assert_eq!(rig.hardware.take(), [[2 << 48 | 0x11, 0]]);
+}
+
+#[test]
 fn commands_that_cannot_be_read_are_tried_again() {
     let rig = Rig::new(Model::LARGE);
     let domain = rig.s1();

@@ -8,7 +8,6 @@ mod contracts;
 mod events;
 mod failing;
 mod hardware;
-#[expect(dead_code, reason = "each program of tests needs a part of it")]
 #[path = "../shared/host.rs"]
 mod host;
 #[path = "../shared/liar.rs"]

@@ -193,6 +193,17 @@ fn entries_and_descriptors_are_those_of_the_manual() {
     // VMID 1; T0SZ 16, SL0 0b10 (level 0), write-back inner shareable, 4K, PS 0b101; AA64, R.
     assert_eq!(third, 1 | 0x5_3590 << 32 | 1 << 51 | 1 << 58);
     assert_eq!(fourth, domain.root().get());
+    // VMID 2, and stalls where they are wanted.
+    let second = rig.s2();
+    port.translate(&second).unwrap();
+    assert_eq!(rig.entry(6).unwrap()[2], third + 1);
+    let stalling = Rig::new(Model::SMALL);
+    let ops = stalling.smmu.ops(Stage::Second, OnFault::Stall).unwrap();
+    let format = S2::new(stalling.smmu.stage2_config(12).unwrap()).unwrap();
+    let held = Arc::new(Domain::new(stalling.table(format), ops).unwrap());
+    stalling.port::<S2>(6).translate(&held).unwrap();
+    // S2S.
+    assert_eq!(stalling.entry(6).unwrap()[2] >> 57 & 1, 1);
     port.block().unwrap();
     assert_eq!(rig.entry(6).unwrap()[0], 1);
     port.pass(crate::host::all_memory()).unwrap();
@@ -315,6 +326,14 @@ fn hardware_that_is_not_understood_is_refused() {
     for model in models {
         let error = refuses(model, SmmuV3Config::default());
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    }
+    // Of the stages one, and hooks of the other.
+    for (bit, stage, other) in [(1, Stage::First, Stage::Second), (0, Stage::Second, Stage::First)]
+    {
+        let rig = Rig::new(Model { idr0: large.idr0 & !(1 << bit), ..large });
+        let refused = rig.smmu.ops(stage, OnFault::Terminate).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        rig.smmu.ops(other, OnFault::Terminate).unwrap();
     }
     let two = SmmuV3Config { stream_table: StreamTable::TwoLevels, ..Default::default() };
     assert!(matches!(refuses(Model::SMALL, two), Error::Unsupported { .. }));

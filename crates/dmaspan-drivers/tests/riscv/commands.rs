@@ -62,7 +62,13 @@ fn an_invalidation_names_few_pages_and_more_than_that_as_a_whole() {
         assert_eq!(fake.take(), [page(0x12_3456_7000), page(u64::MAX), FENCE]);
         invalidate(&domain, &two, Detached::Detached).unwrap();
         assert_eq!(fake.take(), all, "walks are forgotten, too");
-        // 32 pages, and one more.
+        // 32 pages, and one more. So many ranges are asked for at once.
+        let ranges: Vec<_> = (0..33).map(|n| range(n << 30, 0x1000)).collect();
+        assert_eq!(domain.ops().max_ranges(), 32);
+        for (count, commands) in [(32, 33), (33, 2)] {
+            invalidate(&domain, &ranges[..count], Detached::Kept).unwrap();
+            assert_eq!(fake.take().len(), commands);
+        }
         invalidate(&domain, &[range(0, 0x1f000), range(1 << 30, 0x1000)], Detached::Kept).unwrap();
         assert_eq!(fake.take().len(), 33);
         invalidate(&domain, &[range(0, 0x1f000), range(1 << 30, 0x2000)], Detached::Kept).unwrap();
@@ -297,6 +303,16 @@ fn each_of_many_threads_waits_for_a_fence_behind_its_batch() {
     let fences = commands.iter().filter(|&&command| command == FENCE).count();
     assert_eq!(commands.len() - fences, 800);
     assert!((1..=800).contains(&fences));
+}
+
+#[test]
+fn hooks_of_a_stage_that_hardware_lacks_are_refused() {
+    for (stage, modes, other) in [(FIRST, 0xe << 8, SECOND), (SECOND, 0xe << 16, FIRST)] {
+        let iommu = Fake::new(BASE_FORMAT & !modes).driver();
+        let refused = iommu.ops(stage).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        iommu.ops(other).unwrap();
+    }
 }
 
 #[test]

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{Arena, PageTable, X86_64};
 use dmaspan::iommu::{AllMemory, Attachment, Domain, IommuOps as _, Prepared, ReservedRegions};
-use dmaspan::iommu::{Invalidation, Scope, Tables, Target};
+use dmaspan::iommu::{Gather, Invalidation, Scope, Tables, Target};
 use dmaspan::{Iova, IovaRange};
 use dmaspan_drivers::vtd::{Mode, Stage};
+use dmaspan_sim::rng::Rng;
 
 use crate::fake::{CAP, Fake, domain, map, start, stream, to, unmap};
 
@@ -118,8 +119,15 @@ fn blocks_are_aligned_within_what_hardware_names_and_cover_less_than_twice_the_r
         tables.ops().invalidate(&what).expect("it is forgotten");
         fake.told()
     };
-    for (first, last) in [(0u64, 0u64), (1, 1), (1, 6), (0, 511), (3, 700), (u64::MAX >> 12, 0)] {
-        let last = last.max(first);
+    let mut rng = Rng::new(1);
+    let random = |_| {
+        let (lg2, most) = (12 + rng.below(40), 1 << rng.below(11));
+        let first = rng.below(1 << lg2);
+        (first, first + rng.below(most))
+    };
+    let shapes = [(0u64, 0u64), (1, 1), (1, 6), (0, 511), (3, 700), (511, 1030), (0, 1535)];
+    let top = u64::MAX >> 12;
+    for (first, last) in shapes.into_iter().chain([(top, top)]).chain((0..300).map(random)) {
         let (mut next, mut pages) = (first, 0);
         let told = invalidate(first << 12, last << 12 | 0xfff);
         for &[low, high] in &told {
@@ -127,17 +135,53 @@ fn blocks_are_aligned_within_what_hardware_names_and_cover_less_than_twice_the_r
             assert_eq!((low & 0xf, low >> 4 & 3), (2, 3));
             assert!(mask <= 9 && page.is_multiple_of(1 << mask));
             assert!(page <= next && next < page + (1 << mask), "{page:#x} of {first:#x}");
+            assert!(page <= last, "{page:#x} is behind {last:#x}");
             next = page + (1 << mask);
             pages += 1 << mask;
         }
         assert!(last < next && pages < 2 * (last - first + 1), "{first:#x} {last:#x}");
-        assert!(told.len() <= 2, "{first:#x} {last:#x}");
+        let most = 2 + (last - first) / 512;
+        assert!(told.len() as u64 <= most, "{first:#x} {last:#x}");
     }
+    // As many ranges as are asked for at once are named, each by both of its blocks.
+    let ranges: Vec<_> = (0..tables.ops().max_ranges() as u64)
+        .map(|n| IovaRange::from_len(Iova::new((n << 40) + 0x1000), 0x2000).expect("a range"))
+        .collect();
+    assert_eq!(ranges.len(), Gather::<()>::MAX_RANGES);
+    let scope = Scope::Ranges(&ranges);
+    let what = Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept };
+    tables.ops().invalidate(&what).expect("it is forgotten");
+    assert_eq!(fake.told().len(), 2 * ranges.len());
     // 16 blocks of 2 MiB are named one by one, and more are the domain.
     assert_eq!(invalidate(0, (32 << 20) - 1).len(), 16);
     let told = invalidate(0, 32 << 20);
     assert_eq!((told.len(), told[0][0] >> 4 & 3), (1, 2));
     assert_eq!(invalidate(0, u64::MAX).len(), 1);
+}
+
+#[test]
+fn a_domain_that_is_detached_is_forgotten_whole_though_no_stream_has_it_any_more() {
+    let fake = Fake::new();
+    let iommu = start(&fake, Mode::Legacy).expect("it starts");
+    let tables = domain(&iommu).expect("there is a number");
+    let number = u64::from(tables.ops().domain_id());
+    fake.told();
+    tables.ops().detach().expect("it answers");
+    assert_eq!(fake.told(), [[0x2 | 2 << 4 | 3 << 6 | number << 16, 0]]);
+}
+
+#[test]
+fn nothing_is_told_of_a_mapping_of_the_first_stage_in_caching_mode() {
+    let fake = Fake::new();
+    fake.state().cap |= 1 << 7;
+    let iommu = start(&fake, Mode::Scalable).expect("it starts");
+    let range = IovaRange::new(Iova::new(0x4000), Iova::new(0x7fff)).expect("a range");
+    for (stage, told) in [(Stage::First, 0), (Stage::Second, 1)] {
+        let ops = iommu.ops(stage).expect("there is a number");
+        fake.told();
+        ops.sync_map(range).expect("it answers");
+        assert_eq!(fake.told().len(), told, "{stage:?}");
+    }
 }
 
 #[test]

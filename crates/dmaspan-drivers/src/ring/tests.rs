@@ -350,6 +350,19 @@ mod alone {
         assert_eq!(batch.fence, Some(4));
         go(&hardware);
         assert_eq!(ring.wait(&*hardware, batch), Ok(()));
+        // One that somebody gave up, and one that nobody waits for.
+        let lose = || {
+            let lost = ring.place(&*hardware, 1, [], Behind::Fence).unwrap();
+            ring.set(lost.start, [0, 0]);
+            go(&hardware);
+            lost
+        };
+        assert_eq!(ring.wait(&*hardware, lose()).unwrap_err().what, "late");
+        lose();
+        let batch = hardware.begin(2);
+        assert_eq!(batch.fence, Some(batch.end));
+        go(&hardware);
+        assert_eq!(ring.wait(&*hardware, batch), Ok(()));
         // Also where nobody waits for them, but for room behind them.
         let lost = [(); 2].map(|()| ring.place(&*hardware, 1, [], Behind::Fence).unwrap());
         lost.iter().for_each(|fence| ring.set(fence.start, [0, 0]));

@@ -176,3 +176,81 @@ impl<L: RawMutex> Area<L> {
 
 /// How many slots behind a run that was searched for are remembered as free.
 const LOOK_AHEAD: u32 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Grid, SlotRequest};
+    use super::*;
+    use crate::addr::PhysAddr;
+    use crate::platform::Flag;
+    use crate::span::Span;
+
+    const OFFSET: u32 = 128;
+    const SLOTS: u32 = 4096;
+
+    /// So many slots, whose first is as much behind a multiple of two slots as `addr`.
+    fn fit(addr: u64, keep_bits: u64, count: u32) -> Fit {
+        let slots = OFFSET + SLOTS;
+        let grid = Grid { base: 0, last: (u64::from(slots) << 11) - 1, slot_lg2: 11, slots };
+        let original = Span::new(PhysAddr::new(addr), u64::from(count) << 11).unwrap();
+        Fit::new(grid, original, &SlotRequest { keep_bits, ..SlotRequest::default() }).unwrap()
+    }
+
+    fn any(count: u32) -> Fit {
+        fit(0, 0, count)
+    }
+
+    /// All slots are held, and no run is remembered.
+    fn held() -> Area<Flag> {
+        let area = Area::new(OFFSET, SLOTS).unwrap();
+        assert_eq!(area.take(&mut area.lock(), &any(SLOTS)), Some(OFFSET));
+        area
+    }
+
+    #[test]
+    fn what_follows_a_run_that_was_searched_for_is_remembered_as_far_as_it_is_free() {
+        // Where slots are free, and where what is remembered ends.
+        for (first, free, end) in [(2, 8, 10), (100, 2000, 1126), (4000, 96, 4096), (7, 2, 9)] {
+            let area = held();
+            let mut state = area.lock();
+            state.bitmap.give(first, free);
+            area.free.store(free, Ordering::Relaxed);
+            assert_eq!(area.take(&mut state, &any(2)), Some(OFFSET + first));
+            let State { bitmap, recent, .. } = &mut *state;
+            let behind = first + 2;
+            let expected = (behind < end).then_some(behind);
+            assert_eq!(recent.take_latest(end - behind, bitmap), expected, "from {first}");
+            assert_eq!(recent.take(&any(1), OFFSET, bitmap), None, "from {first}");
+        }
+    }
+
+    #[test]
+    fn the_run_released_last_is_taken_by_its_length_alone_and_counted() {
+        let area = held();
+        area.give(OFFSET + 5, 7);
+        assert_eq!((area.free(), area.released()), (7, 1));
+        assert_eq!(area.take_latest(&mut area.lock(), 7), Some(OFFSET + 5));
+        assert_eq!((area.free(), area.high()), (0, SLOTS));
+    }
+
+    #[test]
+    fn a_length_that_was_searched_for_in_vain_has_no_hope_until_slots_are_released() {
+        let area = held();
+        let take = |fit: Fit| area.take(&mut area.lock(), &fit);
+        let has_hope = || [1, 2, 3, 4].map(|count| area.may_have(count));
+        for slot in (0..SLOTS).step_by(2) {
+            area.give(OFFSET + slot, 1);
+        }
+        // That no slot is free where a run may begin says nothing of others.
+        assert_eq!(take(fit(0x800, 0xfff, 1)), None);
+        assert_eq!(has_hope(), [true; 4]);
+        assert_eq!(take(any(3)), None);
+        assert_eq!(has_hope(), [true, true, false, false]);
+        assert_eq!(take(any(2)), None);
+        assert_eq!(take(any(3)), None);
+        assert_eq!(has_hope(), [true, false, false, false]);
+        area.give(OFFSET + 1, 1);
+        assert_eq!(has_hope(), [true; 4]);
+        assert_eq!(take(any(3)), Some(OFFSET));
+    }
+}

@@ -170,9 +170,6 @@ impl Bitmap {
 
     /// The first free slot from `from` on.
     pub(super) fn next_free(&self, from: u32) -> Option<u32> {
-        if from >= self.slots {
-            return None;
-        }
         let rest = self.words.get(index(from)) & (u64::MAX << (from % 64));
         if rest != 0 {
             return Some((from & !63) + rest.trailing_zeros());
@@ -183,7 +180,7 @@ impl Bitmap {
 
     /// The first word from `from` on with a free slot.
     fn next_word(&self, from: u32) -> Option<u32> {
-        let words = (self.slots - 1) / 64 + 1;
+        let words = self.slots.div_ceil(64);
         let mut at = from;
         while at < words {
             let rest = self.summary.get(index(at)) & (u64::MAX << (at % 64));
@@ -245,10 +242,10 @@ impl Bitmap {
         let mut from = self.next_free(0)?;
         loop {
             let first = fit.next(from.checked_add(offset)?)? - offset;
-            let end = first.checked_add(fit.count).filter(|end| *end <= self.slots)?;
+            let end = first.checked_add(fit.count)?;
             match self.next_taken(first, end) {
                 None => return Some(first),
-                Some(taken) => from = self.next_free(taken + 1)?,
+                Some(taken) => from = self.next_free(taken)?,
             }
         }
     }
@@ -288,6 +285,16 @@ mod tests {
     }
 
     #[test]
+    fn there_is_a_bit_for_each_slot_and_word_and_nobodys_room_on_either_side() {
+        for slots in [1, 63, 64, 65, 4095, 4096, 4097] {
+            let bitmap = Bitmap::new(slots).unwrap();
+            let words = slots.div_ceil(64) as usize;
+            assert_eq!(bitmap.words.0.len(), 16 + words + 16);
+            assert_eq!(bitmap.summary.0.len(), 16 + words.div_ceil(64) + 16);
+        }
+    }
+
+    #[test]
     fn the_summary_says_which_words_are_not_0() {
         let mut bitmap = Bitmap::new(64 * 130 + 3).unwrap();
         assert_eq!(bitmap.next_free(64 * 130 + 3), None);
@@ -300,6 +307,50 @@ mod tests {
         assert_eq!((bitmap.next_free(3), bitmap.next_word(0)), (Some(64 * 65 + 63), Some(65)));
         assert_eq!(bitmap.next_free(64 * 65 + 63), Some(64 * 65 + 63));
         assert_eq!(bitmap.next_free(64 * 66), None);
+    }
+
+    #[test]
+    fn a_bitmap_answers_what_its_slots_say_one_by_one() {
+        let mut seed = 1u64;
+        let mut below = |bound: u32| {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            u32::try_from((seed >> 33) % u64::from(bound)).unwrap()
+        };
+        let sizes = [1, 63, 64, 65, 200, 64 * 65 + 5];
+        let rounds = |slots| (0..4).map(move |round| (slots, round));
+        for (slots, round) in sizes.into_iter().flat_map(rounds) {
+            let mut bitmap = Bitmap::new(slots).unwrap();
+            let mut free = alloc::vec![true; slots as usize];
+            if round % 2 == 1 {
+                // Few are free.
+                bitmap.take(0, slots);
+                free.fill(false);
+            }
+            for _ in 0..3 + slots / 100 {
+                let first = below(slots);
+                let end = (first + 1 + below(90)).min(slots);
+                let run = &mut free[first as usize..end as usize];
+                let is_free = run.iter().all(|slot| *slot);
+                assert_eq!(bitmap.try_take(first, end - first), is_free);
+                for (slot, was) in (first..end).zip(run) {
+                    if !is_free && !*was {
+                        bitmap.give(slot, 1);
+                    }
+                    *was = !is_free;
+                }
+            }
+            let is_free = |slot: u32| free.get(slot as usize).copied().unwrap_or(false);
+            for from in (0..slots + 70).step_by(1 + slots as usize / 1000) {
+                assert_eq!(bitmap.next_free(from), (from..slots).find(|slot| is_free(*slot)));
+                let to = from + below(130);
+                assert_eq!(bitmap.next_taken(from, to), (from..to).find(|slot| !is_free(*slot)));
+            }
+            for count in [1, 2, 3, 40, 64, 65, 80].into_iter().filter(|count| *count <= slots) {
+                let fits = |first: &u32| (*first..first + count).all(is_free);
+                let lowest = (0..=slots - count).find(fits);
+                assert_eq!(bitmap.find(&fit(slots, count, 0), 0), lowest, "{count} of {slots}");
+            }
+        }
     }
 
     #[test]

@@ -87,10 +87,8 @@ impl<'a, L: RawMutex> Look<'a, L> {
 
     /// The bitmap of an area, and the first slot of it.
     fn area(&mut self, number: usize) -> (&Bitmap, u32) {
-        if self.at.as_ref().is_none_or(|(at, _)| *at != number) {
-            // Not two at a time.
-            self.at = None;
-        }
+        // Not two at a time.
+        drop(self.at.take_if(|(at, _)| *at != number));
         let chunk = self.chunk;
         let (_, state) = self.at.get_or_insert_with(|| (number, chunk.areas[number].lock()));
         (&state.bitmap, chunk.offset(number))

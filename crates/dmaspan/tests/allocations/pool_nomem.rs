@@ -107,8 +107,11 @@ fn unchanged(n: i64, prepare: Run, operation: Run) -> i64 {
     failing::unchanged(n, world, |world| {
         operation(world).inspect_err(|error| {
             // Memory for a single request without a record of it is given back: the pool is full.
-            let is_one = matches!(error, Error::NoMemory { .. } | Error::Full { .. });
-            assert!(is_one, "{error}");
+            match *error {
+                Error::NoMemory { bytes } => assert!(bytes > 0 && bytes.is_multiple_of(SLOT)),
+                Error::Full { .. } => {}
+                other => panic!("{other}"),
+            }
         })
     })
 }

@@ -5,7 +5,7 @@ use dmaspan::{Direction, Span};
 use proptest::prelude::*;
 
 use crate::common::{SLOT, original, span};
-use crate::flat::{FlatRig, SOURCE, small};
+use crate::flat::{FlatRig, NOWHERE, SOURCE, small};
 
 const BASE: u64 = 0x10_0000;
 
@@ -233,8 +233,25 @@ fn lengths_whose_sum_is_no_number_are_refused_by_each_of_them() {
 }
 
 #[test]
+fn originals_that_nobody_can_copy_get_no_slots() {
+    let pool = small(span(BASE, 64 * SLOT), SLOT);
+    let no_copies = Error::NoCopies { original: span(NOWHERE, 5) };
+    assert_eq!(pool.take(original(NOWHERE, 5), &any()).unwrap_err(), no_copies);
+    let mut slots = Vec::new();
+    let many = [original(SOURCE, 1), original(NOWHERE, 5), original(SOURCE, 1)];
+    assert_eq!(pool.take_all(many, &any(), &mut slots), Err(no_copies));
+    assert_eq!((slots.len(), pool.stats().used, pool.stats().high_water), (0, 0, 0));
+}
+
+#[test]
 fn many_slots_need_no_more_room_than_they_are() {
     let rig = FlatRig::simple(64, PoolConfig::new(2));
+    let mut slots = Vec::new();
+    rig.pool.take_all((0..5).map(|_| original(SOURCE, 1)), &any(), &mut slots).unwrap();
+    assert_eq!((slots.len(), slots.capacity()), (5, 5));
+    for slot in slots {
+        rig.pool.release(slot).unwrap();
+    }
     let mut slots = Vec::with_capacity(37);
     rig.pool.take_all((0..37).map(|_| original(SOURCE, 1)), &any(), &mut slots).unwrap();
     assert_eq!((slots.len(), slots.capacity()), (37, 37));

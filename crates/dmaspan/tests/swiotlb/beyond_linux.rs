@@ -56,6 +56,22 @@ fn too_few_free_slots_are_seen_without_a_lock() {
 }
 
 #[test]
+fn a_pool_in_pieces_is_looked_through_with_a_lock_for_each_area() {
+    // That none of them has such a run is known then; one over several is looked for again.
+    for (areas, then) in [(1, 0), (2, 2)] {
+        let rig = FlatRig::simple(128, PoolConfig::new(areas));
+        let slots: Vec<_> = (0..128).map(|_| take(&rig, SLOT)).collect();
+        let is_odd = |slot: &FlatSlot| slot.span().paddr().get() / SLOT % 2 == 1;
+        let (odd, even): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_odd);
+        odd.into_iter().for_each(|slot| rig.pool.release(slot).unwrap());
+        let two = || rig.pool.take(original(SOURCE, 2 * SLOT), &any()).unwrap_err();
+        assert!((1..=6).contains(&locks_of(two).0), "{areas}");
+        assert_eq!(locks_of(two).0, then, "{areas}");
+        drop(even);
+    }
+}
+
+#[test]
 fn a_mapping_may_be_longer_than_256_kib() {
     let rig = Rig::new(4096, 4);
     let len = 4096 * SLOT - 100;

@@ -261,8 +261,10 @@ pub(crate) fn within(at: Span, offset: u64, len: u64) -> Span {
     Span::new(PhysAddr::new(at.paddr().get() + offset), len).unwrap()
 }
 
-/// Memory that nobody looks at.
+/// Memory that nobody looks at, and which finds no original at [`NOWHERE`].
 pub(crate) struct Nothing(Span);
+
+pub(crate) const NOWHERE: u64 = 0x1234_5678_9abc_d000;
 
 // SAFETY: it is never accessed.
 unsafe impl PoolMemory for Nothing {
@@ -270,6 +272,10 @@ unsafe impl PoolMemory for Nothing {
 
     fn spans(&self) -> &[Span] {
         std::slice::from_ref(&self.0)
+    }
+
+    fn can_copy(&self, original: Span) -> bool {
+        original.paddr().get() != NOWHERE
     }
 
     fn copy(&self, _: Transfer) {}

@@ -473,7 +473,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             Below::Anything => true,
             Below::LeavesOf(sizes) => sizes & lg2::mask(F::shift(level)) != 0,
         };
-        if level > 0 && has_tables {
+        if has_tables {
             self.retire_children(self.memory.entries(&addr), level, below, list);
         }
         self.memory.retire(list, addr);
@@ -487,11 +487,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         below: Below,
         list: &mut M::List,
     ) {
+        let Some(lower) = level.checked_sub(1) else { return };
         for cell in entries {
-            if level > 0
-                && let Some(child) = self.format.table_of(level, F::Word::load_link(cell))
-            {
-                self.retire_tree(child, level - 1, below, list);
+            if let Some(child) = self.format.table_of(level, F::Word::load_link(cell)) {
+                self.retire_tree(child, lower, below, list);
             }
         }
     }
@@ -539,4 +538,93 @@ enum End {
 /// The part of `range` before `at`.
 fn before(range: IovaRange, at: Iova) -> Option<IovaRange> {
     IovaRange::new(range.start(), Iova::new(at.get().wrapping_sub(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io_pgtable::{
+        AmdV1, AmdV1Config, Arena, ArmLpaeS1, ArmLpaeS1Config, MapUndone, Owned,
+    };
+    use crate::prot::Prot;
+    use crate::span::Span;
+
+    const PAGE: u64 = 4 << 10;
+    const GIB: u64 = 1 << 30;
+
+    fn range(start: u64, len: u64) -> IovaRange {
+        IovaRange::from_len(Iova::new(start), len).unwrap()
+    }
+
+    fn map<F: Format>(
+        owned: &Owned<'_, F, Arena>,
+        iova: u64,
+        paddr: u64,
+        len: u64,
+    ) -> Result<(), MapUndone<<Arena as TableMemory<F::Word>>::List>>
+    where
+        Arena: TableMemory<F::Word>,
+    {
+        let span = Span::new(PhysAddr::new(paddr), len).unwrap();
+        owned.map_spans(Iova::new(iova), &[span], Prot::READ_WRITE)
+    }
+
+    #[test]
+    fn the_root_that_hardware_walks_stays_and_all_else_that_is_covered_goes() {
+        let memory = Arena::new(PhysAddr::new(1 << 30), 1 << 20);
+        let page_sizes = Some(1 << 12 | 1 << 21);
+        let config = AmdV1Config { first_levels: 2, page_sizes, ..AmdV1Config::new(48, 48) };
+        let mut table = PageTable::new(AmdV1::new(config).unwrap(), memory.clone()).unwrap();
+        table.walks_from(table.root_word());
+        let whole = table.whole();
+        let beyond = whole.unmap_pages(Iova::new(1 << 40), PAGE, 1);
+        assert!(matches!(beyond.result, Err(Error::Hole { .. })), "{beyond:?}");
+        // A page, and behind it what the tree would have to grow for.
+        map(&whole, GIB - PAGE, 0, PAGE).unwrap();
+        let mut room = SpanBuf::room::<1>();
+        let refused = whole.unmap(range(GIB - PAGE, 2 * PAGE), &mut SpanBuf::new(&mut room));
+        assert!(matches!(refused, Err(Error::Hole { .. })), "{refused:?}");
+        let gone = whole.unmap(range(GIB - PAGE, PAGE), &mut SpanBuf::new(&mut room)).unwrap();
+        assert!(!gone.retired.has_tables());
+        // The tree grows, and what hardware walks is below its root.
+        map(&whole, 4 * GIB, 0, PAGE).unwrap();
+        let emptied = table.whole().reclaim(range(0, GIB)).unwrap();
+        table.free_tables(emptied.tables.unwrap());
+        let whole = table.whole();
+        let before = memory.tables();
+        map(&whole, 0, 8 * GIB, PAGE).unwrap();
+        map(&whole, PAGE, 8 * GIB + PAGE, 2 * GIB - PAGE).unwrap();
+        // One of pages at the begin, and one for the second gibibyte.
+        assert_eq!(memory.tables(), before + 2);
+        let gone = whole.unmap(range(0, 2 * GIB), &mut SpanBuf::new(&mut room)).unwrap();
+        assert!(gone.rest.is_none() && gone.retired.has_tables());
+        table.free_tables(gone.retired.tables.unwrap());
+        assert_eq!(memory.tables(), before);
+    }
+
+    #[test]
+    fn groups_that_were_mapped_before_a_collision_are_taken_back() {
+        for group in [16 * PAGE, 32 << 20] {
+            let memory = Arena::new(PhysAddr::new(1 << 30), 1 << 20);
+            let page_sizes = Some(1 << 12 | 1 << 21 | group);
+            let config = ArmLpaeS1Config { page_sizes, ..ArmLpaeS1Config::new(48, 48) };
+            let format = ArmLpaeS1::<12>::new(config).unwrap();
+            let mut table = PageTable::new(format, memory).unwrap();
+            let whole = table.whole();
+            map(&whole, 2 * group, 0, PAGE).unwrap();
+            let undone = map(&whole, 0, 4 * group, 2 * group + PAGE).unwrap_err();
+            let leaf = range(2 * group, PAGE);
+            assert_eq!(undone.error, Error::Occupied { leaf });
+            if let Some(taken) = undone.retired.range() {
+                assert_eq!((taken, undone.retired.leaf_sizes()), (range(0, 2 * group), group));
+            }
+            assert_eq!(whole.walk(range(0, 4 * group)).map(|run| run.range).next(), Some(leaf));
+            // The second of two that follow each other is named where it is cut.
+            map(&whole, 0, 4 * group, 2 * group).unwrap();
+            let mut room = SpanBuf::room::<1>();
+            let cut = whole.unmap(range(0, group + PAGE), &mut SpanBuf::new(&mut room));
+            let leaf = range(group, group);
+            assert!(matches!(cut, Err(Error::WouldSplit { leaf: it }) if it == leaf), "{cut:?}");
+        }
+    }
 }

@@ -194,7 +194,7 @@ impl<F: Format> World<F> {
             _ => aperture.last().get() - (len - 1),
         };
         let start = aperture.start().get().max(start);
-        let most = F::shift(1) + 1;
+        let most = F::shift(1) + 4;
         let sizes = (0..=most).filter(|&lg2| geometry.page_sizes & lg2::size(lg2) != 0).collect();
         Self {
             roots: memory.inner.tables(),
@@ -611,7 +611,11 @@ fn run<F: Format + Debug>(format: impl Fn() -> F) {
 
 #[test]
 fn unmaps_of_consecutive_groups_take_name_and_detach_what_they_say() {
-    run(|| ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(39, 48)).unwrap());
+    run(|| {
+        let page_sizes = Some(1 << 12 | 1 << 16 | 1 << 21 | 1 << 25);
+        ArmLpaeS1::<12>::new(ArmLpaeS1Config { page_sizes, ..ArmLpaeS1Config::new(39, 48) })
+            .unwrap()
+    });
 }
 
 #[test]

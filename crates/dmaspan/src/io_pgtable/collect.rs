@@ -58,9 +58,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             };
             let shift = F::shift(level);
             let entries = whole_entries(cursor.entries_from(level, at), at, last, shift);
-            // Pages, the most frequent, are read in the shortest loop. Where the buffer becomes full
-            // in the midst of leaves, the sweep names those before, since they are in a table that
-            // it does not take whole.
+            // Pages, the most frequent, are read in the shortest loop. Where the buffer becomes
+            // full in the midst of leaves, the sweep names those before, since they are in a table
+            // that it does not take whole.
             let taken = if level == 0 && !self.has_groups {
                 self.collect_singles::<false>(entries, 0, at, buf)?
             } else {

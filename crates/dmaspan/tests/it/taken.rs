@@ -1,5 +1,5 @@
-//! Unmaps of leaves that a plain list knows: they take, name and detach exactly what they say, write
-//! all of it back, and look at no more tables than there are.
+//! Unmaps of leaves that a plain list knows: they take, name and detach exactly what they say,
+//! write all of it back, and look at no more tables than there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;

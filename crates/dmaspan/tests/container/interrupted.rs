@@ -142,6 +142,22 @@ fn a_domain_is_attached_after_the_last_one_went_with_addresses_unknown() {
 }
 
 #[test]
+fn a_domain_is_attached_when_what_had_no_addresses_was_unmapped() {
+    for count in 1..4 {
+        let owner = Owner::new(16);
+        let container = owner.container();
+        attach(&container);
+        for n in 0..count {
+            container.map(&owner.space, owner.pages(n, 1), Iova::new(n * PAGE), PROT).unwrap();
+        }
+        container.invalidate_vaddr_all().unwrap();
+        assert_eq!(container.unmap_all().unwrap(), count * PAGE);
+        attach(&container);
+        owner.assert_untouched();
+    }
+}
+
+#[test]
 fn a_panic_while_the_first_domain_is_attached_keeps_the_memory_and_ends() {
     let owner = Owner::new(16);
     let container = owner.container();

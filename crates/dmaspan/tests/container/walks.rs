@@ -1,10 +1,10 @@
 //! Tables that were detached, into which hardware still walks, and what stays mapped at last.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use dmaspan::container::{Attach, DirtyRead, Error, Interrupts, MapRequest};
+use dmaspan::container::{Attach, BusyHook, DirtyRead, Error, GaveUp, Interrupts, MapRequest};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Span, UserAddr, UserRange};
@@ -18,6 +18,8 @@ use parking_lot::Mutex;
 use crate::common::{PROT, faulty_domain, walker};
 use crate::emulated::{Model, PAGE, pages};
 use crate::hooked::{Hooking, Owner};
+use crate::interrupted::HANGS;
+use crate::stress::Sleeping;
 
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
@@ -65,12 +67,16 @@ unsafe impl IommuOps for Meanwhile {
 
 /// A container with a domain of such an IOMMU.
 fn meanwhile(owner: &Owner) -> (Arc<Hooking>, Tlb, Hook) {
+    with_meanwhile(owner.container())
+}
+
+/// This container with such a domain.
+fn with_meanwhile(container: Hooking) -> (Arc<Hooking>, Tlb, Hook) {
     let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
     let (iotlb, hook) = (Iotlb::new(walker(&table), tables), Hook::default());
     let domain = Domain::new(table, Meanwhile(iotlb.clone(), Arc::clone(&hook))).unwrap();
-    let container = owner.container();
     container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
     (Arc::new(container), iotlb, hook)
 }
@@ -207,6 +213,48 @@ fn unmaps_that_meet_in_a_range_take_each_its_own_mappings() {
     assert_eq!(end.recv(), Ok(70 * PAGE));
     assert_eq!(container.mappings(), 0);
     owner.assert_untouched();
+}
+
+/// Says when somebody waits first.
+struct Said(Sleeping, Mutex<Option<Sender<()>>>);
+
+impl BusyHook for Said {
+    fn wait(&self, ready: &dyn Fn() -> bool) -> Result<(), GaveUp> {
+        if let Some(waits) = self.1.lock().take() {
+            waits.send(()).unwrap();
+        }
+        self.0.wait(ready)
+    }
+
+    fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+#[test]
+fn the_end_of_an_unmap_wakes_who_waits_for_its_place() {
+    for count in 1..3 {
+        let owner = Owner::new(16);
+        let (waits, waiting) = channel();
+        let said = Said(Sleeping::default(), Mutex::new(Some(waits)));
+        let (container, _, hook) = with_meanwhile(owner.container().with_busy_hook(Box::new(said)));
+        for n in 0..count {
+            container.map(&owner.space, owner.pages(n, 1), Iova::new(n * PAGE), PROT).unwrap();
+        }
+        let (ended, end) = channel();
+        let (inner, space, user) =
+            (Arc::clone(&container), Arc::clone(&owner.space), owner.pages(8, 1));
+        *hook.lock() = Some(Box::new(move || {
+            thread::spawn(move || {
+                let mapped = inner.map(&space, user, Iova::new(0), PROT).is_ok();
+                ended.send(mapped).unwrap();
+            });
+            waiting.recv().unwrap();
+        }));
+        assert_eq!(container.unmap(pages(0, count)).unwrap(), count * PAGE);
+        assert_eq!(end.recv_timeout(HANGS), Ok(true), "{count}");
+        assert_eq!(container.unmap_all().unwrap(), PAGE);
+    }
 }
 
 #[test]

@@ -380,6 +380,7 @@ fn an_unmap_that_finds_no_room_leaves_mappings_as_they_are_and_says_which() {
     map((1 << 20) + 3, 2).unwrap();
     iotlb.fail_next_invalidations(u64::MAX);
     assert!(container.unmap(pages(0, COUNT)).is_err());
+    assert!(matches!(map(0, 1), Err(Error::Quarantined { .. })), "a part is gone");
     // All room is taken.
     let error = container.unmap(pages(1 << 20, 5)).unwrap_err();
     let Error::NotForgotten { range, source, kept, unmapped } = error else { panic!("{error}") };

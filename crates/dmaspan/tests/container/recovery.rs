@@ -636,3 +636,19 @@ fn what_hardware_forgot_is_reported_as_it_was_marked_beside_what_it_did_not_forg
     container.unmap_all().unwrap();
     owner.assert_untouched();
 }
+
+#[test]
+fn an_unmap_of_what_is_newer_asks_hardware_of_a_domain_that_has_gone_again() {
+    let owner = Owner::new(16);
+    let container = owner.with_domain();
+    let (gone, other) = attach(&container);
+    container.map(&owner.space, owner.pages(0, 4), Iova::new(0), PROT).unwrap();
+    other.fail_next_invalidations(u64::MAX);
+    assert!(container.detach(gone).is_err());
+    assert!(container.unmap(pages(0, 4)).is_err());
+    container.map(&owner.space, owner.pages(4, 1), Iova::new(32 * PAGE), PROT).unwrap();
+    other.fail_next_invalidations(0);
+    assert_eq!(container.unmap(pages(32, 1)).unwrap(), PAGE);
+    assert_eq!(container.mappings(), 0);
+    owner.assert_untouched();
+}

@@ -603,6 +603,27 @@ mod tests {
     }
 
     #[test]
+    fn a_rest_that_is_all_of_a_table_detaches_it() {
+        let memory = Arena::new(PhysAddr::new(1 << 30), 1 << 20);
+        let mut table = PageTable::new(
+            AmdV1::new(AmdV1Config {
+                page_sizes: Some(1 << 12 | 1 << 21),
+                ..AmdV1Config::new(48, 48)
+            })
+            .unwrap(),
+            memory,
+        )
+        .unwrap();
+        let id = table.id();
+        let whole = table.whole();
+        let all = range(2 << 20, 2 << 20);
+        map(&whole, 2 << 20, PAGE, 2 << 20).unwrap();
+        let mut room = SpanBuf::room::<1>();
+        let gone = whole.resume(Rest::known(all, id), &mut SpanBuf::new(&mut room));
+        assert!(gone.rest.is_none() && gone.retired.has_tables());
+    }
+
+    #[test]
     fn groups_that_were_mapped_before_a_collision_are_taken_back() {
         for group in [16 * PAGE, 32 << 20] {
             let memory = Arena::new(PhysAddr::new(1 << 30), 1 << 20);

@@ -72,13 +72,19 @@ fn meanwhile(owner: &Owner) -> (Arc<Hooking>, Tlb, Hook) {
 
 /// This container with such a domain.
 fn with_meanwhile(container: Hooking) -> (Arc<Hooking>, Tlb, Hook) {
+    let (domain, iotlb, hook) = domain();
+    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    (Arc::new(container), iotlb, hook)
+}
+
+/// Such a domain.
+fn domain() -> (Domain<ArmLpaeS1<12>, Arena, Meanwhile>, Tlb, Hook) {
     let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
     let (iotlb, hook) = (Iotlb::new(walker(&table), tables), Hook::default());
     let domain = Domain::new(table, Meanwhile(iotlb.clone(), Arc::clone(&hook))).unwrap();
-    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
-    (Arc::new(container), iotlb, hook)
+    (domain, iotlb, hook)
 }
 
 fn reached(iotlb: &Tlb, page: u64) -> Option<PhysAddr> {
@@ -255,6 +261,29 @@ fn the_end_of_an_unmap_wakes_who_waits_for_its_place() {
         assert_eq!(end.recv_timeout(HANGS), Ok(true), "{count}");
         assert_eq!(container.unmap_all().unwrap(), PAGE);
     }
+}
+
+#[test]
+fn the_end_of_a_retry_wakes_who_waits_to_attach() {
+    let owner = Owner::new(16);
+    let (waits, waiting) = channel();
+    let said = Said(Sleeping::default(), Mutex::new(Some(waits)));
+    let (container, iotlb, hook) = with_meanwhile(owner.container().with_busy_hook(Box::new(said)));
+    container.map(&owner.space, owner.pages(0, 1), Iova::new(0), PROT).unwrap();
+    iotlb.fail_next_invalidations(1);
+    container.unmap(pages(0, 1)).unwrap_err();
+    let (ended, end) = channel();
+    let inner = Arc::clone(&container);
+    *hook.lock() = Some(Box::new(move || {
+        thread::spawn(move || {
+            let attached = inner.attach(domain().0, Attach::new(Interrupts::Isolated));
+            ended.send(attached.is_ok()).unwrap();
+        });
+        waiting.recv().unwrap();
+    }));
+    // It retries, and finds nothing to revoke.
+    assert_eq!(container.revoke(&owner.space, owner.pages(8, 1)).unwrap(), 0);
+    assert_eq!(end.recv_timeout(HANGS), Ok(true));
 }
 
 #[test]

@@ -29,6 +29,12 @@ impl<T: Copy + Default> Lines<T> {
         self.0.get(index + MARGIN).copied().unwrap_or_default()
     }
 
+    /// How many words there are, and on either side.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// A word that there is.
     #[inline(always)]
     pub(super) fn at(&mut self, index: usize) -> &mut T {
@@ -289,8 +295,8 @@ mod tests {
         for slots in [1, 63, 64, 65, 4095, 4096, 4097] {
             let bitmap = Bitmap::new(slots).unwrap();
             let words = slots.div_ceil(64) as usize;
-            assert_eq!(bitmap.words.0.len(), 16 + words + 16);
-            assert_eq!(bitmap.summary.0.len(), 16 + words.div_ceil(64) + 16);
+            assert_eq!(bitmap.words.len(), 16 + words + 16);
+            assert_eq!(bitmap.summary.len(), 16 + words.div_ceil(64) + 16);
         }
     }
 

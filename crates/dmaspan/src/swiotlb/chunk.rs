@@ -325,10 +325,10 @@ impl<L: RawMutex> Chunk<L> {
         let mut from = look.next_free(from)?;
         loop {
             let first = fit.next(from)?;
-            let end = first.checked_add(fit.count).filter(|end| *end <= self.grid.slots)?;
-            match look.next_taken(first, end) {
+            // A run that fits ends in the chunk.
+            match look.next_taken(first, first + fit.count) {
                 None => return Some(first),
-                Some(taken) => from = look.next_free(taken + 1)?,
+                Some(taken) => from = look.next_free(taken)?,
             }
         }
     }

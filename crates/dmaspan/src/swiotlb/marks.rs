@@ -22,7 +22,7 @@ pub(super) struct Marks {
 impl Marks {
     /// No marks of so many slots; `None` where there is no memory.
     pub(super) fn new(slots: u32) -> Option<Self> {
-        let words = (slots / 64) as usize + 1;
+        let words = slots.div_ceil(64) as usize;
         Some(Self { leased: Lines::new(words)?, quarantined: Lines::new(words)? })
     }
 
@@ -64,5 +64,61 @@ impl Marks {
             at = (at | 63) + 1;
         }
         end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    #[test]
+    fn there_is_a_bit_for_each_slot_and_mark_and_no_word_more() {
+        for (slots, words) in [(1, 1), (63, 1), (64, 1), (65, 2), (4095, 64), (4097, 65)] {
+            let marks = Marks::new(slots).unwrap();
+            assert_eq!([marks.leased.len(), marks.quarantined.len()], [16 + words + 16; 2]);
+        }
+    }
+
+    #[test]
+    fn marks_are_those_of_the_slots_one_by_one() {
+        let mut seed = 1u64;
+        let mut below = |bound: u32| {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            u32::try_from((seed >> 33) % u64::from(bound)).unwrap()
+        };
+        for slots in [1, 63, 64, 65, 127, 129, 200] {
+            let mut marks = Marks::new(slots).unwrap();
+            let mut plain = vec![None; slots as usize];
+            for round in 0..24 {
+                for (slot, mark) in (0..slots).zip(&plain) {
+                    assert_eq!(marks.of(slot), *mark, "{slot} of {slots}");
+                }
+                // Of all ends every so many, and those where words end.
+                let ends = |first| {
+                    let step = 1 + (slots - first) as usize / 8;
+                    (first..=slots).filter(move |end| {
+                        let far = (*end - first) as usize;
+                        far.is_multiple_of(step) || *end % 64 < 2 || *end == slots
+                    })
+                };
+                for (first, end) in
+                    (0..slots).flat_map(|first| ends(first).map(move |e| (first, e)))
+                {
+                    let run = plain.get(first as usize..end as usize).unwrap_or_default();
+                    let same = run.iter().take_while(|mark| **mark == run[0]).count();
+                    let expected = first + u32::try_from(same).unwrap();
+                    assert_eq!(marks.run_end(first, end), expected, "{first} to {end} of {slots}");
+                }
+                let mark = [None, Some(Mark::Leased), Some(Mark::Quarantined)][round % 3];
+                let first = below(slots);
+                // Also runs that are longer than a word.
+                let count = 1 + below(if round % 4 == 0 { slots - first } else { 3 });
+                let end = slots.min(first + count);
+                marks.set(mark, first, end - first);
+                plain[first as usize..end as usize].fill(mark);
+            }
+        }
     }
 }

@@ -457,7 +457,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         if bounced.direction == Direction::ToDevice {
             return Err(Error::Direction { direction: bounced.direction });
         }
-        self.copy(&bounced.slot, offset, len, To::Original)
+        self.copy_part(&bounced.slot, offset, len, To::Original);
+        Ok(())
     }
 
     /// Lets the device see what the CPU wrote to `len` bytes at `offset`
@@ -478,10 +479,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         len: u64,
     ) -> Result<(), Error> {
         self.part(&bounced.slot, offset, len)?;
-        match bounced.direction {
-            Direction::FromDevice => Ok(()),
-            _ => self.copy(&bounced.slot, offset, len, To::Slot),
+        if bounced.direction != Direction::FromDevice {
+            self.copy_part(&bounced.slot, offset, len, To::Slot);
         }
+        Ok(())
     }
 
     /// Ends a mapping that no device uses any more: copies all of it back, where the device writes,
@@ -598,5 +599,25 @@ pub(super) fn grid(span: Span, slot_lg2: u32) -> Result<Grid, Error> {
             Ok(Grid { base: span.paddr().get(), last: span.last().get(), slot_lg2, slots })
         }
         _ => Err(Error::PoolSpan { span, slot: lg2::size(slot_lg2) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_has_as_many_slots_as_numbers_of_them_can_be_added_and_no_more() {
+        let span = |start, len| Span::new(PhysAddr::new(start), len).unwrap();
+        for slot_lg2 in [6, 11, 30] {
+            let most = 1 << (31 + slot_lg2);
+            let slot = lg2::size(slot_lg2);
+            let slots = |span| grid(span, slot_lg2).map(|grid| (grid.base, grid.last, grid.slots));
+            assert_eq!(slots(span(slot, most)), Ok((slot, most + slot - 1, 1 << 31)));
+            assert_eq!(slots(span(0, slot)), Ok((0, slot - 1, 1)));
+            for span in [span(0, most + slot), span(0, 2 * most), span(slot, slot / 2)] {
+                assert_eq!(slots(span), Err(Error::PoolSpan { span, slot }));
+            }
+        }
     }
 }

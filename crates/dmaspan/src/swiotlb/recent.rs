@@ -118,11 +118,8 @@ impl Recent {
                 let run = self.rings[class as usize].top();
                 let end = run.first + run.count;
                 let place = fit.next(run.first + offset).map(|first| first - offset);
-                let Some(first) = place.filter(|first| {
-                    first.checked_add(fit.count).is_some_and(|behind| behind <= end)
-                }) else {
-                    break;
-                };
+                // A run that fits ends in the chunk.
+                let Some(first) = place.filter(|first| first + fit.count <= end) else { break };
                 self.pop(class);
                 if bitmap.try_take(first, fit.count) {
                     self.push(run.first, first - run.first);
@@ -226,5 +223,171 @@ mod tests {
             ring.pop();
         }
         assert_eq!(seen, (4..20).rev().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn there_is_room_for_as_many_runs_of_a_length_as_there_can_be_up_to_a_limit() {
+        for slots in [1, 15, 16, 17, 100, 1024, 5000, 1 << 16] {
+            let recent = Recent::new(slots).unwrap();
+            assert_eq!(recent.rings.len(), slots.ilog2() as usize + 1);
+            for (class, ring) in recent.rings.iter().enumerate() {
+                let room = (slots >> class).clamp(16, 4096).next_power_of_two();
+                assert_eq!((ring.runs.len(), ring.mask), (room as usize + 32, room - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_ring_gives_back_what_was_pushed_and_no_more() {
+        let mut ring = Ring::new(16).unwrap();
+        for _ in 0..10 {
+            assert_eq!(ring.len, 0);
+            (0..3).for_each(|first| ring.push(SlotRun { first, count: 1 }));
+            for first in [2, 1, 0] {
+                assert_eq!(ring.top().first, first);
+                ring.pop();
+            }
+        }
+    }
+
+    #[test]
+    fn all_slots_of_a_long_area_are_a_run_from_the_beginning() {
+        let slots = 1 << 16;
+        let grid = Grid { base: 0, last: (1 << 27) - 1, slot_lg2: 11, slots };
+        let original = Span::new(PhysAddr::new(0), 1 << 27).unwrap();
+        let all = Fit::new(grid, original, &SlotRequest::default()).unwrap();
+        let (mut bitmap, mut recent) = (Bitmap::new(slots).unwrap(), Recent::new(slots).unwrap());
+        assert_eq!(recent.take(&all, 0, &mut bitmap), Some(0));
+        assert_eq!((recent.has, bitmap.next_free(0)), (0, None));
+    }
+
+    /// What [`Recent`] is, by lists: of each length's runs the last ones, and the slots that are
+    /// free.
+    struct Plain {
+        runs: Vec<Vec<(u32, u32)>>,
+        is_free: Vec<bool>,
+    }
+
+    impl Plain {
+        fn push(&mut self, first: u32, count: u32) {
+            if count > 0 {
+                let class = count.ilog2() as usize;
+                let room = (self.is_free.len() >> class).clamp(16, 4096).next_power_of_two();
+                self.runs[class].push((first, count));
+                if self.runs[class].len() > room {
+                    self.runs[class].remove(0);
+                }
+            }
+        }
+
+        fn try_take(&mut self, first: u32, count: u32) -> bool {
+            let run = &mut self.is_free[first as usize..(first + count) as usize];
+            let is_free = run.iter().all(|free| *free);
+            if is_free {
+                run.fill(false);
+            }
+            is_free
+        }
+
+        fn take_latest(&mut self, count: u32) -> Option<u32> {
+            let runs = &mut self.runs[count.ilog2() as usize];
+            let (first, _) = runs.pop_if(|(_, latest)| *latest == count)?;
+            self.try_take(first, count).then_some(first)
+        }
+
+        /// A run that begins on a multiple of `step`, as slots are counted from `offset`.
+        fn take(&mut self, count: u32, step: u32, offset: u32) -> Option<u32> {
+            for class in count.ilog2() as usize..self.runs.len() {
+                while let Some(&(start, len)) = self.runs[class].last() {
+                    let first = (start + offset).next_multiple_of(step) - offset;
+                    if first + count > start + len {
+                        break;
+                    }
+                    self.runs[class].pop();
+                    if self.try_take(first, count) {
+                        self.push(start, first - start);
+                        self.push(first + count, start + len - (first + count));
+                        return Some(first);
+                    }
+                }
+            }
+            None
+        }
+    }
+
+    /// The runs of each length, the latest last, and which lengths have some.
+    fn runs_of(recent: &Recent) -> (Vec<Vec<(u32, u32)>>, u32) {
+        let runs = recent.rings.iter().map(|ring| {
+            let at = |back: u32| (ring.head.wrapping_sub(back) & ring.mask) as usize;
+            let run = |back| ring.runs.get(at(back));
+            (1..=ring.len).rev().map(|back| (run(back).first, run(back).count)).collect()
+        });
+        (runs.collect(), recent.has)
+    }
+
+    #[test]
+    fn runs_are_remembered_taken_and_forgotten_as_lists_say() {
+        let mut seed = 7u64;
+        let mut below = |bound: u32| {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            u32::try_from((seed >> 33) % u64::from(bound)).unwrap()
+        };
+        let mut found = [0; 2];
+        for (slots, offset) in [(1, 0), (5, 64), (40, 0), (100, 128), (100, 192), (300, 0)] {
+            let (mut bitmap, mut recent) =
+                (Bitmap::new(slots).unwrap(), Recent::new(slots).unwrap());
+            let mut plain = Plain {
+                runs: alloc::vec![Vec::new(); slots.ilog2() as usize + 1],
+                is_free: alloc::vec![true; slots as usize],
+            };
+            plain.push(0, slots);
+            let all = slots + offset;
+            let grid = Grid { base: 0, last: (u64::from(all) << 11) - 1, slot_lg2: 11, slots: all };
+            let mut held: Vec<(u32, u32)> = Vec::new();
+            for _ in 0..1000 {
+                let most = [2, 5, slots][below(3) as usize];
+                let count = 1 + below(most).min(slots - 1);
+                let lg2 = below(4).min((slots / 8).checked_ilog2().unwrap_or(0));
+                let taken = match below(8) {
+                    0..3 => {
+                        let taken = recent.take_latest(count, &mut bitmap);
+                        assert_eq!(taken, plain.take_latest(count));
+                        found[0] += u32::from(taken.is_some());
+                        taken
+                    }
+                    3..6 => {
+                        let original = Span::new(PhysAddr::new(0), u64::from(count) << 11).unwrap();
+                        let request =
+                            SlotRequest { keep_bits: (1 << (11 + lg2)) - 1, ..Default::default() };
+                        let Some(fit) = Fit::new(grid, original, &request) else { continue };
+                        let taken = recent.take(&fit, offset, &mut bitmap);
+                        assert_eq!(taken, plain.take(count, 1 << lg2, offset));
+                        found[1] += u32::from(taken.is_some());
+                        taken
+                    }
+                    // In another way.
+                    6 => {
+                        let first = below(slots - count + 1);
+                        let is_free = plain.try_take(first, count);
+                        assert_eq!(bitmap.try_take(first, count), is_free);
+                        is_free.then_some(first)
+                    }
+                    _ => None,
+                };
+                held.extend(taken.map(|first| (first, count)));
+                if taken.is_none() && !held.is_empty() {
+                    let at = below(u32::try_from(held.len()).unwrap()) as usize;
+                    let (first, count) = held.swap_remove(at);
+                    give(&mut bitmap, &mut recent, first, count);
+                    plain.is_free[first as usize..(first + count) as usize].fill(true);
+                    plain.push(first, count);
+                }
+                let (runs, has) = runs_of(&recent);
+                assert_eq!(runs, plain.runs);
+                let some = runs.iter().enumerate().filter(|(_, runs)| !runs.is_empty());
+                assert_eq!(has, some.map(|(class, _)| 1 << class).sum::<u32>());
+            }
+        }
+        assert!(found.iter().all(|count| *count > 300), "{found:?}");
     }
 }

@@ -87,8 +87,14 @@ fn a_run_has_as_many_slots_as_its_bytes_need() {
     for (slot_bytes, slots) in [(64, 5000), (64, 200), (2048, 5000)] {
         let rig = FlatRig::simple(slots, PoolConfig { slot_bytes, ..PoolConfig::new(1) });
         for request in [any(), SlotRequest { keep_bits: slot_bytes - 1, ..any() }] {
-            for len in [1, 2, slot_bytes - 1, slot_bytes, slot_bytes + 1, 3 * slot_bytes] {
-                for low in [0, 1, slot_bytes - 1] {
+            let lens = [1, 2, 3, slot_bytes - 1, slot_bytes, slot_bytes + 1, 3 * slot_bytes];
+            let parts =
+                lens.into_iter().flat_map(|len| [0, 1, slot_bytes - 1].map(|low| (low, len)));
+            for (low, len) in parts {
+                // Whatever the length is of what was released last.
+                for last in [1, 2, 3, 65, 129, 2049].into_iter().filter(|last| *last <= slots) {
+                    let slot = rig.pool.take(original(SOURCE, last * slot_bytes), &any()).unwrap();
+                    rig.pool.release(slot).unwrap();
                     let inner = low & request.keep_bits;
                     let slot = rig.pool.take(original(SOURCE + low, len), &request).unwrap();
                     let used = (inner + len).next_multiple_of(slot_bytes);

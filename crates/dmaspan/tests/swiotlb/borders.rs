@@ -156,6 +156,20 @@ fn syncs_of_what_is_not_in_a_slot_are_refused_before_their_direction_is() {
 }
 
 #[test]
+fn bytes_that_a_device_only_writes_are_handed_back_to_it_without_a_copy() {
+    let rig = FlatRig::simple(8, PoolConfig::new(1));
+    for (direction, byte) in [(Direction::FromDevice, 9), (Direction::Bidirectional, POISON)] {
+        let from = original(SOURCE, 100);
+        let bounced = rig.pool.map(from, direction, Fill::Copy, &any()).unwrap();
+        rig.memory.write(bounced.span().paddr().get(), &[9; 100]);
+        rig.pool.sync_for_device(&bounced, 0, 100).unwrap();
+        assert_eq!(rig.memory.read(bounced.span()), [byte; 100]);
+        rig.memory.write(bounced.span().paddr().get(), &[POISON; 100]);
+        rig.pool.unmap(bounced).unwrap();
+    }
+}
+
+#[test]
 fn a_full_pool_of_several_spans_is_looked_through_once_where_nothing_is_released() {
     let spans = vec![span(BASE, 128 * SLOT), span(2 * BASE, 128 * SLOT)];
     let rig = FlatRig::new(spans, PoolConfig::new(2));

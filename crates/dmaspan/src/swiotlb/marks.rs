@@ -88,10 +88,10 @@ mod tests {
             seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             u32::try_from((seed >> 33) % u64::from(bound)).unwrap()
         };
-        for slots in [1, 63, 64, 65, 127, 129, 200] {
+        for slots in [1, 64, 65, 129, 200] {
             let mut marks = Marks::new(slots).unwrap();
             let mut plain = vec![None; slots as usize];
-            for round in 0..24 {
+            for round in 0..9 {
                 for (slot, mark) in (0..slots).zip(&plain) {
                     assert_eq!(marks.of(slot), *mark, "{slot} of {slots}");
                 }

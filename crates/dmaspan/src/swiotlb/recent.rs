@@ -344,7 +344,7 @@ mod tests {
             let all = slots + offset;
             let grid = Grid { base: 0, last: (u64::from(all) << 11) - 1, slot_lg2: 11, slots: all };
             let mut held: Vec<(u32, u32)> = Vec::new();
-            for _ in 0..1000 {
+            for _ in 0..500 {
                 let most = [2, 5, slots][below(3) as usize];
                 let count = 1 + below(most).min(slots - 1);
                 let lg2 = below(4).min((slots / 8).checked_ilog2().unwrap_or(0));
@@ -388,6 +388,6 @@ mod tests {
                 assert_eq!(has, some.map(|(class, _)| 1 << class).sum::<u32>());
             }
         }
-        assert!(found.iter().all(|count| *count > 300), "{found:?}");
+        assert!(found.iter().all(|count| *count > 150), "{found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Where one answer of a pool ends and another begins.
+//! Borders of what a pool has, answers and leaves in memory: each is met from both sides.
 
 use dmaspan::swiotlb::{Error, Fill, PoolConfig, SlotRequest};
 use dmaspan::{Direction, Span};

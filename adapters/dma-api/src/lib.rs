@@ -40,8 +40,8 @@ pub struct DeviceOps<L: RawMutex> {
 struct Held {
     /// By their lengths, too: one mapping of each direction, and how many handles there are.
     /// Without an IOMMU a buffer has one address however often it is mapped, and the end of a
-    /// handle says no direction, so that all end with the last. A mapping
-    /// that has an address of its own is alone.
+    /// handle says no direction, so that all end with the last. A mapping that has an
+    /// address of its own is alone.
     mappings: BTreeMap<(u64, u64), (Vec<Mapping>, usize)>,
     memory: BTreeMap<u64, Coherent>,
 }

@@ -173,7 +173,7 @@ pub(super) enum Then {
 }
 
 impl Leaving {
-    /// What becomes of it where those around it do this.
+    /// Its end where the mappings around it have this one: an unfinished mapping goes.
     pub(super) fn then(&self, then: Then) -> Then {
         if self.unfinished { Then::Go } else { then }
     }

@@ -44,11 +44,12 @@ pub(super) struct PendingUnmap<P: Pinner> {
 
 impl<P: Pinner> PendingUnmap<P> {
     /// Takes the only mapping, if it is [plain](Mapping::is_plain), there is room for all of its
-    /// spans, which the only one has alone, and nothing waits for hardware.
+    /// spans, which the only one has alone, and nothing waits for hardware. Without domains nobody
+    /// says what hardware has forgotten.
     #[inline(always)]
     fn take_plain(&mut self) -> Option<Box<Mapping<P>>> {
         let Self { domains, waits, first, reserved, .. } = self;
-        if *waits || domains.oldest().is_some() {
+        if *waits || domains.is_empty() || domains.oldest().is_some() {
             return None;
         }
         let has_room = |bytes| domains.spans_at_most(bytes) <= *reserved;

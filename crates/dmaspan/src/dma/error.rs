@@ -72,9 +72,9 @@ pub enum Error {
     NoLease {
         /// How many bytes the slot would have.
         len: u64,
-        /// What there is too little of.
+        /// The limit that was met, in words.
         why: &'static str,
-        /// How much of that there is.
+        /// That limit in bytes.
         limit: u64,
     },
     /// Registers of a device cannot be bounced.

@@ -390,7 +390,7 @@ mod tests {
             _ => ControlFlow::Continue(()),
         });
         assert_eq!(rest, Some(range(3 * BLOCK, (blocks - 3) * BLOCK)));
-        // What is behind a section is found, too.
+        // The next section finds a leaf behind the first one.
         let last = Iova::new((blocks - 1) * BLOCK);
         table.whole().map_spans(last, &[span(0x5000, 4096)], Prot::READ).unwrap();
         assert_eq!(table.census(all).total(), 1);

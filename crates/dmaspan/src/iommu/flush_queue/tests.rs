@@ -53,7 +53,7 @@ enum Then {
     Panicked,
 }
 
-/// What a queue did. Behind a sync and a release are the calls that were made in it.
+/// A step of a queue. Behind a sync and a release are the calls that were made in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Did {
     Begun(Call),
@@ -83,7 +83,7 @@ enum Did {
 
 const NO_ANSWER: HardwareError = HardwareError { what: "no answer", status: 7 };
 
-/// What waits for a sync.
+/// A mapping that waits for a sync.
 struct Held {
     id: u32,
     log: Log,
@@ -157,7 +157,7 @@ impl World<'_> {
         let id = self.next.get();
         self.next.set(id + 1);
         match self.below(20) {
-            // Who waits for a sync of its own thread waits for ever.
+            // A thread that waits for its own sync never ends.
             0 if self.syncs.get() == 0 => Call::Flush,
             1 => Call::TryFlush,
             2 | 3 => Call::Expire { now },
@@ -211,7 +211,7 @@ impl World<'_> {
         }
     }
 
-    /// What other threads do meanwhile.
+    /// Calls on other threads' behalf, in the midst of this one's.
     fn meanwhile(&self) {
         if self.calls.get() > 2 || self.queue.quarantine.waiting.is_locked() {
             return;

@@ -9,7 +9,7 @@ use super::super::{Config, QUARANTINE_LEAST};
 use super::{Call, Did, List, NO_ANSWER, Then};
 use crate::iommu::HardwareError;
 
-/// What hardware is to forget.
+/// The invalidation that hardware gets.
 #[derive(Clone, Debug, Default)]
 struct Told {
     tables: List,
